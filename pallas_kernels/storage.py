@@ -1,0 +1,44 @@
+"""How KV numbers are stored: the one place that decides, for writers and readers alike.
+
+XLA's CPU compiler in jax before 0.12 widens every movement of bfloat16 data to float32, so that
+writing one row into a bfloat16 cache costs as much as copying the cache. There the same bits are
+kept as uint16, which nothing widens, and become bfloat16 again after the gather. A uint16 cache
+means bfloat16 bits everywhere.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array
+
+CACHE_DTYPES = ("float32", "bfloat16")
+STORED_DTYPES = (*CACHE_DTYPES, "uint16")
+
+
+def storage_dtype(dtype: DTypeLike) -> jnp.dtype:
+    """The array dtype that holds KV numbers of `dtype` on this jax version and platform.
+
+    Raises:
+        ValueError: `dtype` is neither float32 nor bfloat16.
+    """
+    name = jnp.dtype(dtype).name
+    if name not in CACHE_DTYPES:
+        raise ValueError(
+            f"dtype: {name} is not supported for a KV cache; use one of {CACHE_DTYPES}"
+        )
+    widened = jax.__version_info__ < (0, 12) and jax.default_backend() == "cpu"
+    return jnp.dtype("uint16") if name == "bfloat16" and widened else jnp.dtype(name)
+
+
+def to_storage(x: Array, dtype: DTypeLike) -> Array:
+    """Convert new keys or values to the dtype of the cache that will hold them."""
+    if jnp.dtype(dtype) == jnp.uint16:
+        return jax.lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
+    return x.astype(dtype)
+
+
+def from_storage(x: Array) -> Array:
+    """Read gathered cache entries as float32 numbers."""
+    if x.dtype == jnp.uint16:
+        x = jax.lax.bitcast_convert_type(x, jnp.bfloat16)
+    return x.astype(jnp.float32)
