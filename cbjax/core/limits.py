@@ -1,0 +1,105 @@
+"""Capacities that set array shapes, and the numbers of one system below them.
+
+`Limits` is static and hashable: one compiled program per value. `System` holds *numbers*, at most
+those capacities, so that block size, pool size and maximum length can be swept in one program.
+"""
+
+from dataclasses import dataclass, fields
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Static capacities; letters as in the docstrings (P = S + W rows).
+
+    Attributes:
+        seats: S, most requests that may run at a time.
+        window: W, waiting requests that a policy can see.
+        tokens: T, most tokens of one iteration.
+        blocks: N, KV blocks.
+        blocks_per_sequence: M, length of a block table.
+        inbox: A, arrivals and aborts that one `schedule` takes in.
+        context: C, token ids kept per row; 0 keeps none (simulation needs only their number).
+    """
+
+    seats: int
+    window: int
+    tokens: int
+    blocks: int
+    blocks_per_sequence: int
+    inbox: int
+    context: int = 0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least = 0 if field.name == "context" else 1
+            if not isinstance(value, int) or value < least:
+                raise ValueError(
+                    f"limits.{field.name} = {value!r}: give a whole number of at least {least}"
+                )
+
+    @property
+    def rows(self) -> int:
+        """P, the rows of the state: one per seat and one per place in the window."""
+        return self.seats + self.window
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class System:
+    """The numbers of one system: KV block size, usable blocks, longest sequence."""
+
+    block_size: Int[Array, ""]  # token positions per KV block
+    num_blocks: Int[Array, ""]  # usable KV blocks
+    max_length: Int[Array, ""]  # most tokens of a sequence, prompt and output together
+    swap_blocks: Int[Array, ""]  # KV blocks of the host pool that preempted rows may be swapped to
+
+
+def system(
+    limits: Limits, *, block_size: int, num_blocks: int, max_length: int, swap_blocks: int = 0
+) -> System:
+    """Check the numbers of a system against its limits.
+
+    Args:
+        limits: the capacities.
+        block_size: token positions per KV block.
+        num_blocks: usable KV blocks, at most `limits.blocks`.
+        max_length: most tokens of a sequence; a table of M blocks must be able to hold it.
+        swap_blocks: KV blocks of the host pool; 0 = no swapping.
+
+    Raises:
+        ValueError: a number is not positive or exceeds its capacity.
+    """
+    for name, value in (
+        ("block_size", block_size), ("num_blocks", num_blocks), ("max_length", max_length),
+    ):
+        if value < 1:
+            raise ValueError(f"{name} = {value}: give a whole number of at least 1")
+    if num_blocks > limits.blocks:
+        raise ValueError(
+            f"num_blocks = {num_blocks} exceeds limits.blocks = {limits.blocks}: "
+            "raise the limit or use fewer blocks"
+        )
+    reach = limits.blocks_per_sequence * block_size
+    if min(max_length, num_blocks * block_size) > reach:
+        raise ValueError(
+            f"max_length = {max_length} tokens needs more than limits.blocks_per_sequence = "
+            f"{limits.blocks_per_sequence} blocks of {block_size}: raise the limit or shorten it"
+        )
+    if limits.context and max_length > limits.context:
+        raise ValueError(
+            f"max_length = {max_length} exceeds limits.context = {limits.context} token ids kept "
+            "per row: raise limits.context or shorten max_length"
+        )
+    if swap_blocks < 0:
+        raise ValueError(f"swap_blocks = {swap_blocks}: give 0 for no swapping, or more")
+    return System(*map(jnp.int32, (block_size, num_blocks, max_length, swap_blocks)))
+
+
+def blocks_for(tokens, block_size):
+    """Blocks that hold `tokens` positions: the quotient rounded up."""
+    return (tokens + block_size - 1) // block_size

@@ -1,0 +1,93 @@
+"""A policy is a value: pure functions and their knobs. It decides; the mechanism carries out.
+
+A policy is built by a plain function that bears the names and defaults of the system it stands for,
+for example `cbjax.policies.vllm(max_num_seqs=64)`. Its knobs are pytree leaves, so that one
+compiled program serves every value and `vmap` over a knob works.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from cbjax.core.limits import Limits, System
+
+
+@dataclass(frozen=True)
+class Traits:
+    """Facts about a policy that the mechanism obeys; static and hashable.
+
+    Attributes:
+        whole_prompts: a prompt is computed in one iteration, so one that exceeds the most tokens of
+            an iteration is refused at the door.
+        reserves_output: a request owns KV for its whole output from the start; otherwise the last
+            token, which is never attended to, needs no KV.
+        deliver_at: when a token reaches the client: "token" (each iteration) or "batch_end".
+        register_at: when a computed prefix becomes visible to others: "schedule", "compute",
+            "prefill_done" or "finish".
+        free_order: order in which a released sequence's blocks are handed out again:
+            "tail_first".
+        lag: iterations that the schedule runs ahead of the results; 0 or 1.
+    """
+
+    whole_prompts: bool = False
+    reserves_output: bool = False
+    deliver_at: str = "token"
+    register_at: str = "compute"
+    free_order: str = "tail_first"
+    lag: int = 0
+
+    def __post_init__(self) -> None:
+        allowed = {
+            "deliver_at": ("token", "batch_end"),
+            "register_at": ("schedule", "compute", "prefill_done", "finish"),
+            "free_order": ("tail_first",),
+            "lag": (0, 1),
+        }
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                raise ValueError(
+                    f"traits.{name} = {getattr(self, name)!r}: choose one of {list(values)}"
+                )
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Policy:
+    """Knobs and the functions that read them.
+
+    Attributes:
+        knobs: the system's own names and values; Python numbers or arrays, the only leaves.
+        name: static; the name in configs, tables and figures.
+        init: static; `(knobs, Limits, System) -> PolicyState`. Runs on the host before anything is
+            compiled; checks the policy's start-up rules. PolicyState is any pytree, often `()`.
+        decide: static; `(knobs, PolicyState, View) -> (Decision, PolicyState)`, pure and jit-able.
+        traits: static; facts the mechanism obeys.
+        seats: static; the knob that says how many requests may run at a time.
+        budget: static; the knob that says how many tokens an iteration may have, or None.
+    """
+
+    knobs: dict[str, Any]
+    name: str = field(metadata={"static": True})
+    init: Callable[[dict[str, Any], Limits, System], Any] = field(metadata={"static": True})
+    decide: Callable[..., Any] = field(metadata={"static": True})
+    seats: str = field(metadata={"static": True})
+    budget: str | None = field(default=None, metadata={"static": True})
+    traits: Traits = field(default=Traits(), metadata={"static": True})
+
+
+def require_positive(**knobs: int) -> None:
+    """Start-up rule shared by most systems: these knobs are whole numbers of at least 1.
+
+    Raises:
+        ValueError: naming the knob, its value and the remedy.
+    """
+    for name, value in knobs.items():
+        if int(value) != value or value < 1:
+            raise ValueError(f"{name} = {value!r}: give a whole number of at least 1")
+
+
+def no_state(knobs: dict[str, Any], limits: Limits, system: System) -> tuple[()]:
+    """The state of a policy that carries none."""
+    return ()

@@ -1,0 +1,129 @@
+"""What the inbox does to the state: aborts end rows, arrivals pass the door and take free rows."""
+
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Int
+
+from cbjax.core import blocks as pool
+from cbjax.core import runlist
+from cbjax.core.inbox import Inbox, door
+from cbjax.core.limits import Limits
+from cbjax.core.policy import Traits
+from cbjax.core.reasons import Refusal
+from cbjax.core.rows import NO_REQUEST, NO_ROW, Rows, Status
+from cbjax.core.state import State
+from cbjax.core.time import Time
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Received:
+    """What became of each arrival."""
+
+    rows: Int[Array, "A"]  # its row; NO_ROW if refused or if no row was free
+    refusals: Int[Array, "A"]  # Refusal at the door
+    max_tokens: Int[Array, "A"]  # output tokens it may have
+
+
+def vacate(state: State, mask: Bool[Array, "P"]) -> State:
+    """End the rows in `mask`: seat, blocks and row return exactly once."""
+    rows = state.rows
+    seated = mask & (rows.status == Status.RUNNING)
+    return replace(
+        state,
+        rows=replace(
+            rows,
+            request=jnp.where(mask, NO_REQUEST, rows.request),
+            status=jnp.where(mask, int(Status.FREE), rows.status),
+            held=jnp.where(mask, 0, rows.held),
+            swapped=jnp.where(mask, 0, rows.swapped),
+            in_flight=jnp.where(mask, 0, rows.in_flight),
+        ),
+        blocks=pool.release(state.blocks, mask & (rows.held > 0), rows.held),
+        running=runlist.remove(state.running, seated),
+        num_running=state.num_running - jnp.sum(seated),
+        swap_free=state.swap_free + jnp.sum(jnp.where(mask, rows.swapped, 0)),
+        finished=state.finished + jnp.sum(mask),
+    )
+
+
+def abort(state: State, inbox: Inbox) -> tuple[State, Bool[Array, "P"]]:
+    """End the requests named in the inbox, in whatever phase; unknown handles change nothing."""
+
+    def end(state: State):
+        wanted = jnp.any(state.rows.request[:, None] == inbox.abort[None, :], axis=1)
+        mask = wanted & (state.rows.status != Status.FREE)
+        return vacate(state, mask), mask
+
+    def leave(state: State):
+        return state, jnp.zeros(state.rows.request.shape, bool)
+
+    return lax.cond(jnp.any(inbox.abort != NO_REQUEST), end, leave, state)
+
+
+def receive(
+    state: State, inbox: Inbox, limits: Limits, traits: Traits
+) -> tuple[State, Received]:
+    """Let arrivals through the door and into free rows, behind all that wait."""
+    size = inbox.request.shape[0]
+    none = Received(
+        rows=jnp.full(size, NO_ROW, jnp.int32), refusals=jnp.zeros(size, jnp.int32),
+        max_tokens=jnp.zeros(size, jnp.int32),
+    )
+
+    def enter(old: Rows, queue_back):
+        max_tokens, refusals = door(
+            inbox.prompt, inbox.max_tokens, limits, state.system, traits
+        )
+        arrived = jnp.arange(size) < inbox.count
+        refusals = jnp.where(arrived, refusals, int(Refusal.NONE))
+        passes = arrived & (refusals == Refusal.NONE)
+        free = old.status == Status.FREE
+        # The k-th request that passes takes the k-th free row.
+        nth = jnp.cumsum(passes) - 1
+        slot = jnp.where(free, jnp.cumsum(free) - 1, size)
+        free_rows = jnp.full(size, NO_ROW, jnp.int32).at[slot].set(
+            jnp.arange(free.shape[0], dtype=jnp.int32), mode="drop"
+        )
+        rows = jnp.where(passes, free_rows[jnp.clip(nth, 0)], NO_ROW)
+        order = queue_back + nth
+        filled = _fill(old, inbox, rows, max_tokens, order)
+        received = Received(rows, refusals, jnp.where(arrived, max_tokens, 0))
+        return filled, queue_back + jnp.sum(rows != NO_ROW), received
+
+    rows, queue_back, received = lax.cond(
+        inbox.count > 0, enter, lambda old, back: (old, back, none), state.rows, state.queue_back
+    )
+    # Outside the branch, where the large array is updated in place; nothing is written if no
+    # request entered.
+    target = jnp.where(received.rows != NO_ROW, received.rows, rows.request.shape[0])
+    token_ids = state.token_ids.at[target].set(inbox.token_ids, mode="drop")
+    return replace(state, rows=rows, queue_back=queue_back, token_ids=token_ids), received
+
+
+def _fill(old: Rows, inbox: Inbox, rows, max_tokens, order) -> Rows:
+    target = jnp.where(rows != NO_ROW, rows, old.request.shape[0])
+
+    def put(field, values):
+        return field.at[target].set(values, mode="drop")
+
+    def put_time(field: Time, moment: Time) -> Time:
+        return Time(
+            put(field.seconds, moment.seconds), put(field.nanoseconds, moment.nanoseconds)
+        )
+
+    return replace(
+        old,
+        request=put(old.request, inbox.request), group=put(old.group, inbox.group),
+        status=put(old.status, int(Status.WAITING)), prompt=put(old.prompt, inbox.prompt),
+        known=put(old.known, inbox.known), computed=put(old.computed, 0), peak=put(old.peak, 0),
+        in_flight=put(old.in_flight, 0), max_tokens=put(old.max_tokens, max_tokens),
+        predicted=put(old.predicted, inbox.predicted), held=put(old.held, 0),
+        swapped=put(old.swapped, 0), queue_order=put(old.queue_order, order),
+        priority=put(old.priority, inbox.priority), preemptions=put(old.preemptions, 0),
+        arrival=put_time(old.arrival, inbox.arrival), queued=put_time(old.queued, inbox.arrival),
+        deadline=put_time(old.deadline, inbox.deadline),
+    )

@@ -1,0 +1,137 @@
+"""Building blocks of policies: prefix sums over the run order, and admission one by one.
+
+Most of a policy is a prefix sum; what is truly sequential is the walk over the queue, which ends
+at the first refusal and so costs by what it admits.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Int
+
+from cbjax.core.limits import blocks_for
+from cbjax.core.reasons import LimitedBy
+from cbjax.core.view import View
+
+
+def exclusive_sum(values: Int[Array, "S"]) -> Int[Array, "S"]:
+    """Sum of the values before each entry."""
+    return jnp.cumsum(values) - values
+
+
+def fill_in_order(want: Int[Array, "S"], budget: Int[Array, ""]) -> Int[Array, "S"]:
+    """First come, first served shares of a budget: each takes what it wants of what is left."""
+    return jnp.clip(budget - exclusive_sum(want), 0, want)
+
+
+def whole_in_order(want: Int[Array, "S"], budget: Int[Array, ""]) -> Int[Array, "S"]:
+    """Like `fill_in_order`, but all or nothing, and nothing behind the first that does not fit."""
+    return jnp.where(jnp.cumsum(want) <= budget, want, 0)
+
+
+def survivors(
+    need: Int[Array, "S"], freed: Int[Array, "S"], free: Int[Array, ""], seated: Bool[Array, "S"]
+) -> Int[Array, ""]:
+    """How many running rows keep their seat when the last ones make room for the first.
+
+    The largest n for which the blocks that the first n need are covered by the free blocks and
+    those that the others give back: the same answer as preempting the last running row again and
+    again until the next one fits (PagedAttention, section 4.5), in two prefix sums.
+
+    Args:
+        need: blocks each row lacks for its tokens, in run order.
+        freed: blocks each row would give back.
+        free: free blocks.
+        seated: entries that name a row.
+    """
+    total = jnp.sum(freed)
+    fits = jnp.cumsum(need) <= free + total - jnp.cumsum(freed)
+    return jnp.sum(jnp.where(seated & fits, 1, 0))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Queue:
+    """The walk over the queue: what is left, what was taken, why it stopped."""
+
+    budget: Int[Array, ""]  # tokens left
+    seats: Int[Array, ""]  # seats left
+    free: Int[Array, ""]  # free blocks left
+    admit: Bool[Array, "P"]
+    grant: Int[Array, "P"]
+    kv_tokens: Int[Array, "P"]
+    limited_by: Int[Array, ""]  # LimitedBy
+    extra: Any = ()  # what a policy carries along its walk
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What an admission rule says of the head of the queue."""
+
+    grant: Int[Array, ""]  # tokens to compute
+    kv_tokens: Int[Array, ""]  # positions it must own
+    limited_by: Int[Array, ""]  # LimitedBy if it is not admitted; QUEUE_EMPTY = it is
+    extra: Any = ()
+
+
+def admit_in_order(
+    view: View, queue: Queue, offer: Callable[[Any, Queue], Offer], open_: Bool[Array, ""]
+) -> Queue:
+    """Admit waiting rows in queue order until the first that may not (head-of-line blocking).
+
+    Args:
+        view: the table.
+        queue: seats, budget and blocks that are left; usually nothing admitted yet.
+        offer: `(row, queue) -> Offer`, asked for the head of the queue.
+        open_: False admits nothing and leaves `queue.limited_by` as it is.
+
+    Returns:
+        The queue after the walk.
+    """
+    last = jnp.iinfo(jnp.int32).max
+    order = view.rows.queue_order
+
+    def walk(carry):
+        queue, left, _ = carry
+        row = jnp.argmin(jnp.where(left, order, last)).astype(jnp.int32)
+        answer = offer(row, queue)
+        blocks = blocks_for(answer.kv_tokens, view.system.block_size) - view.rows.held[row]
+        limited_by = jnp.where(
+            queue.seats <= 0, int(LimitedBy.SEATS),
+            jnp.where(queue.budget <= 0, int(LimitedBy.BUDGET), answer.limited_by),
+        ).astype(jnp.int32)
+        takes = limited_by == LimitedBy.QUEUE_EMPTY
+        grant = jnp.where(takes, answer.grant, 0)
+        queue = Queue(
+            budget=queue.budget - grant,
+            seats=queue.seats - takes,
+            free=queue.free - jnp.where(takes, blocks, 0),
+            admit=queue.admit.at[row].set(takes),
+            grant=queue.grant.at[row].add(grant),
+            kv_tokens=queue.kv_tokens.at[row].max(jnp.where(takes, answer.kv_tokens, 0)),
+            limited_by=limited_by,
+            extra=jax.tree.map(
+                lambda new, old: jnp.where(takes, new, old), answer.extra, queue.extra
+            ),
+        )
+        return queue, left.at[row].set(False), takes
+
+    queue, _, _ = lax.while_loop(
+        lambda carry: carry[2] & jnp.any(carry[1]), walk, (queue, view.waiting, open_)
+    )
+    return queue
+
+
+def start_queue(
+    view: View, *, budget, seats, free, grant, kv_tokens, limited_by=LimitedBy.QUEUE_EMPTY, extra=()
+) -> Queue:
+    """A walk that has admitted nothing; `grant` and `kv_tokens` are those of the running rows."""
+    return Queue(
+        budget=jnp.int32(budget), seats=jnp.int32(seats), free=jnp.int32(free),
+        admit=jnp.zeros(view.rows.request.shape, bool), grant=grant, kv_tokens=kv_tokens,
+        limited_by=jnp.asarray(limited_by, jnp.int32), extra=extra,
+    )

@@ -1,0 +1,172 @@
+"""`schedule`: arrivals and aborts in, the policy's decision carried out, a plan out.
+
+The order is fixed: aborts, arrivals, decide, preempt, refuse, admit, allocate, count. Nothing here
+knows a system's rules, and nothing costs by the number of requests in the workload.
+"""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from cbjax.core import blocks as pool
+from cbjax.core import runlist, time
+from cbjax.core.decision import Decision, Requeue
+from cbjax.core.inbox import Inbox
+from cbjax.core.limits import Limits, blocks_for
+from cbjax.core.plan import Plan
+from cbjax.core.policy import Policy
+from cbjax.core.reasons import LimitedBy
+from cbjax.core.receive import Received, abort, receive, vacate
+from cbjax.core.rows import NO_ROW, Status, is_waiting
+from cbjax.core.state import State, view
+
+
+def schedule(policy: Policy, state: State, inbox: Inbox, limits: Limits) -> tuple[State, Plan]:
+    """Decide one iteration and carry the decision out.
+
+    Args:
+        policy: decides.
+        state: the system before the iteration; may be donated.
+        inbox: arrivals, aborts, the clock.
+        limits: static capacities.
+
+    Returns:
+        The system with its grants in flight, and the plan. If `plan.scheduled_tokens` is 0 there is
+        nothing to compute before `plan.wake` or the next arrival.
+    """
+    state = replace(state, clock=inbox.clock)
+    state, aborted = abort(state, inbox)
+    state, received = receive(state, inbox, limits, policy.traits)
+    requests = state.rows.request
+    decision, carried = policy.decide(
+        policy.knobs, state.policy, view(state, inbox.backlog, limits)
+    )
+    state = replace(state, policy=carried, finished=jnp.int32(0))
+    resumed = decision.admit & (state.rows.status != Status.WAITING)
+    state = _make_room(state, decision)
+    state = _seat(state, decision)
+    return _grant(state, decision, inbox, received, aborted, requests, resumed)
+
+
+def _make_room(state: State, decision: Decision) -> State:
+    """Take seat and blocks from preempted rows, and the row itself from refused ones."""
+
+    def preempt(state: State) -> State:
+        rows, lost = state.rows, decision.preempt
+        swapped = lost & (decision.requeue == Requeue.SWAP_OUT)
+        rank = runlist.rank(state.running, lost, rows.request.shape[0])
+        count = jnp.sum(lost)
+        front = state.queue_front - count
+        key = jnp.select(
+            [decision.requeue == Requeue.KEPT, decision.requeue == Requeue.END],
+            [rows.queue_order, state.queue_back + rank],
+            front + rank,
+        )
+        moved = jnp.where(swapped, rows.held, 0)
+        return replace(
+            state,
+            rows=replace(
+                rows,
+                status=jnp.select(
+                    [swapped, lost], [int(Status.SWAPPED), int(Status.PREEMPTED)], rows.status
+                ),
+                computed=jnp.where(lost & ~swapped, 0, rows.computed),
+                held=jnp.where(lost, 0, rows.held),
+                swapped=rows.swapped + moved,
+                queue_order=jnp.where(lost, key, rows.queue_order),
+                preemptions=rows.preemptions + lost,
+                queued=time.select(lost, state.clock, rows.queued),
+            ),
+            blocks=pool.release(state.blocks, lost, rows.held),
+            running=runlist.remove(state.running, lost),
+            num_running=state.num_running - count,
+            queue_front=front,
+            queue_back=state.queue_back + count,
+            swap_free=state.swap_free - jnp.sum(moved),
+        )
+
+    state = lax.cond(jnp.any(decision.preempt), preempt, lambda state: state, state)
+    refused = decision.refuse != 0
+    return lax.cond(
+        jnp.any(refused), lambda state: vacate(state, refused), lambda state: state, state
+    )
+
+
+def _seat(state: State, decision: Decision) -> State:
+    """Append admitted rows to the run order, in queue order, after any new order of the others."""
+    running = state.running if decision.running is None else decision.running
+    rows = state.rows
+    if decision.queue_order is not None:
+        waiting = is_waiting(rows.status) & ~decision.preempt
+        rows = replace(rows, queue_order=jnp.where(waiting, decision.queue_order, rows.queue_order))
+        state = replace(state, queue_back=jnp.maximum(state.queue_back, jnp.max(rows.queue_order) + 1),
+                        queue_front=jnp.minimum(state.queue_front, jnp.min(rows.queue_order)))
+    running, num_running = runlist.append(
+        running, state.num_running, decision.admit, rows.queue_order
+    )
+    back = decision.admit & decision.swap_in
+    returned = jnp.where(back, rows.swapped, 0)
+    rows = replace(
+        rows,
+        status=jnp.where(decision.admit, int(Status.RUNNING), rows.status),
+        swapped=rows.swapped - returned,
+    )
+    return replace(
+        state, rows=rows, running=running, num_running=num_running,
+        swap_free=state.swap_free + jnp.sum(returned),
+    )
+
+
+def _grant(state, decision, inbox: Inbox, received: Received, aborted, requests, resumed):
+    """Allocate KV, put the grants in flight, and write the plan."""
+    rows, running = state.rows, state.running
+    seated = running != NO_ROW
+    row = jnp.where(seated, running, 0)
+
+    def along(values):
+        return jnp.where(seated, values[row], 0)
+
+    grants = along(decision.grant)
+    before, known, held = along(rows.computed), along(rows.known), along(rows.held)
+    owned = jnp.maximum(blocks_for(along(decision.kv_tokens), state.system.block_size), held)
+    blocks = pool.allocate(state.blocks, row, held, owned - held)
+
+    after = before + grants
+    peak = along(rows.peak)
+    prefilling = (grants > 0) & ((grants > 1) | (after < known) | (known == along(rows.prompt)))
+    place = jnp.where(seated, running, rows.request.shape[0])
+    rows = replace(
+        rows,
+        computed=rows.computed.at[place].set(after, mode="drop"),
+        peak=rows.peak.at[place].set(jnp.maximum(peak, after), mode="drop"),
+        in_flight=rows.in_flight.at[place].set(grants, mode="drop"),
+        held=rows.held.at[place].set(owned, mode="drop"),
+    )
+    samples = jnp.zeros(rows.request.shape, bool).at[place].set(
+        (grants > 0) & (after == known), mode="drop"
+    )
+    waiting = is_waiting(rows.status)
+    num_waiting = jnp.sum(waiting)
+    unseen = (decision.limited_by == LimitedBy.QUEUE_EMPTY) & (inbox.backlog > 0)
+    plan = Plan(
+        running=running, grants=grants, fresh=jnp.clip(after - peak, 0, grants),
+        prefilling=prefilling, requests=requests, samples=samples, admitted=decision.admit,
+        resumed=resumed, preempted=decision.preempt,
+        swapped_out=decision.preempt & (decision.requeue == Requeue.SWAP_OUT),
+        swapped_in=decision.admit & decision.swap_in, refused=decision.refuse,
+        entered=received.rows, turned_away=received.refusals, max_tokens=received.max_tokens,
+        aborted=aborted, scheduled_tokens=jnp.sum(grants),
+        prefill_tokens=jnp.sum(jnp.where(prefilling, grants, 0)),
+        extra_tokens=decision.extra_tokens, num_sequences=jnp.sum(grants > 0),
+        num_running=state.num_running, num_waiting=num_waiting, backlog=inbox.backlog,
+        free_rows=jnp.sum(rows.status == Status.FREE), free_blocks=blocks.free,
+        live_tokens=jnp.sum(after), queue_order=rows.queue_order, waiting=waiting,
+        limited_by=jnp.where(unseen, int(LimitedBy.ROWS), decision.limited_by),
+        wake=decision.wake,
+    )
+    return replace(state, rows=rows, blocks=blocks), plan
+
+
+schedule_jit = jax.jit(schedule, static_argnames=("limits",), donate_argnames=("state",))

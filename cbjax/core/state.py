@@ -1,0 +1,94 @@
+"""The state of one system: rows, run order, blocks, token ids, counters, the policy's own state."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from cbjax.core import time
+from cbjax.core.blocks import Blocks, empty_blocks
+from cbjax.core.limits import Limits, System
+from cbjax.core.policy import Policy
+from cbjax.core.reasons import IterationKind
+from cbjax.core.rows import NO_ROW, Rows, Status, empty_rows
+from cbjax.core.time import Time
+from cbjax.core.view import View
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class State:
+    """Everything that `schedule` and `commit` carry from iteration to iteration."""
+
+    rows: Rows
+    running: Int[Array, "S"]  # rows that hold a seat, in run order; NO_ROW behind the last
+    num_running: Int[Array, ""]
+    blocks: Blocks
+    token_ids: Int[Array, "P C"]  # known tokens of each row; C = 0 keeps none
+    system: System
+    policy: Any  # PolicyState
+    queue_front: Int[Array, ""]  # smallest queue key given so far
+    queue_back: Int[Array, ""]  # next queue key at the end
+    swap_free: Int[Array, ""]  # free blocks of the host pool
+    finished: Int[Array, ""]  # requests that ended since the last `schedule`
+    last_kind: Int[Array, ""]  # IterationKind
+    last_duration: Time
+    clock: Time
+
+
+def initial_state(policy: Policy, limits: Limits, system: System) -> State:
+    """An empty system.
+
+    Args:
+        policy: its start-up rules are checked here.
+        limits: the capacities.
+        system: block size, usable blocks, longest sequence.
+
+    Raises:
+        ValueError: the policy has more seats or a larger budget than the limits hold, or one of its
+            own rules is broken.
+    """
+    for capacity, knob in (("seats", policy.seats), ("tokens", policy.budget)):
+        if knob is not None and policy.knobs[knob] > getattr(limits, capacity):
+            raise ValueError(
+                f"{knob} = {policy.knobs[knob]} exceeds limits.{capacity} = "
+                f"{getattr(limits, capacity)}: raise the limit or lower {knob}"
+            )
+    state = State(
+        rows=empty_rows(limits.rows),
+        running=jnp.full(limits.seats, NO_ROW, jnp.int32),
+        num_running=jnp.int32(0),
+        blocks=empty_blocks(
+            limits.rows, limits.blocks, limits.blocks_per_sequence, system.num_blocks
+        ),
+        token_ids=jnp.zeros((limits.rows, limits.context), jnp.int32),
+        system=system,
+        policy=policy.init(policy.knobs, limits, system),
+        queue_front=jnp.int32(0),
+        queue_back=jnp.int32(0),
+        swap_free=system.swap_blocks,
+        finished=jnp.int32(0),
+        last_kind=jnp.int32(IterationKind.IDLE),
+        last_duration=time.zero(),
+        clock=time.zero(),
+    )
+    # The verbs may donate the state: every leaf needs a buffer of its own.
+    return jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), state)
+
+
+def view(state: State, backlog: Int[Array, ""], limits: Limits) -> View:
+    """What the policy may see of the state."""
+    rows = state.rows
+    none = jnp.zeros_like(rows.held)
+    waiting = (rows.status != Status.FREE) & (rows.status != Status.RUNNING)
+    return View(
+        rows=rows, running=state.running, num_running=state.num_running,
+        # Without shared blocks a row frees all it holds.
+        freed=rows.held, hits_held=none, hits_free=none,
+        free_blocks=state.blocks.free, evictable_blocks=jnp.int32(0), swap_blocks=state.swap_free,
+        backlog=backlog, num_waiting=jnp.sum(waiting) + backlog, finished=state.finished,
+        last_kind=state.last_kind, last_duration=state.last_duration, clock=state.clock,
+        system=state.system, iteration_tokens=limits.tokens,
+    )

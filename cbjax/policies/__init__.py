@@ -1,0 +1,32 @@
+"""Policies: one file per system, a plain function with that system's own knobs and defaults.
+
+`cbjax.policies.<name>` is the function `<name>` of the file `cbjax/policies/<name>.py`. A new policy
+is a new file: nothing is registered.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+
+from cbjax.core.policy import Policy
+
+names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+# The functions take the place of the modules of the same name.
+globals().update(
+    {name: getattr(importlib.import_module(f"{__name__}.{name}"), name) for name in names}
+)
+
+
+def get(name: str) -> Callable[..., Policy]:
+    """The function that builds the policy `name`.
+
+    Raises:
+        ValueError: there is no such policy.
+    """
+    if name not in names:
+        raise ValueError(f"policy = {name!r}: choose one of {names}")
+    return globals()[name]
+
+
+def __getattr__(name: str) -> Callable[..., Policy]:
+    raise AttributeError(f"there is no policy {name!r}: choose one of {names}")
