@@ -103,8 +103,8 @@ def test_padded_vocabulary_is_never_drawn():
     """FAULTS F5: vocabulary of 10 padded to 16, the padding holding the greatest logits."""
     logits = np.zeros(16, np.float32)
     logits[10:] = 50.0
-    for options in ({"temperature": 1e30}, {"temperature": 1.0, "top_p": 0.999}, {"top_k": 12}):
-        tokens = draws(logits, lambda seed, o=options: Sampling(seed=seed, **o), 256, vocab=10)
+    for options in ((1e30,), (1.0, 0, 0.999), (1.0, 12)):
+        tokens = draws(logits, lambda seed, o=options: Sampling(*o, seed=seed), 256, vocab=10)
         assert tokens.max() < 10
     assert len(set(draws(logits, lambda seed: Sampling(1.0, seed=seed), 256, vocab=10))) == 10
 
