@@ -1,0 +1,26 @@
+"""What a run leaves behind: identity, folders, files, and one table over many runs."""
+
+from cbjax.results.collect import collect_runs, flatten
+from cbjax.results.environment import describe_environment
+from cbjax.results.hashing import identity_hash, plain, source_digest
+from cbjax.results.lock import FolderInUse
+from cbjax.results.runs import NotARun, Run, is_run, read_run, write_run
+from cbjax.results.store import Study, is_study, open_study
+
+__all__ = [
+    "FolderInUse",
+    "NotARun",
+    "Run",
+    "Study",
+    "collect_runs",
+    "describe_environment",
+    "flatten",
+    "identity_hash",
+    "is_run",
+    "is_study",
+    "open_study",
+    "plain",
+    "read_run",
+    "source_digest",
+    "write_run",
+]

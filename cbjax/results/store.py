@@ -1,0 +1,182 @@
+"""Where results live, and the promise that a folder with a final name is finished.
+
+    results/<experiment>/<study hash>/          study.json, comparison.parquet, figures/, runs/
+    results/<experiment>/<study hash>/runs/<run hash>/
+
+A study is built in the hidden folder `.<hash>.partial` beside its final place and renamed when it
+is complete; inside it every run is built and renamed the same way. A study killed half-way leaves
+nothing that looks finished, and its finished runs are found by the next attempt.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from cbjax.results.collect import collect_runs
+from cbjax.results.hashing import identity_hash, plain, source_digest
+from cbjax.results.lock import only_writer
+from cbjax.results.runs import Run, is_run, read_run, write_json, write_run
+
+STUDY = "study.json"
+COMPARISON = "comparison.parquet"
+
+
+@dataclass
+class Study:
+    """One study while it is being made, or found finished.
+
+    `path` is its final folder; `folder` is where its files are now, which differs until the study
+    is complete. `finished` tells whether the study was found complete: then nothing need be run.
+    """
+
+    path: Path
+    folder: Path
+    experiment: str
+    config: Mapping[str, Any]
+    seed: int
+    swept: tuple[str, ...]
+    finished: bool
+    order: list[str] = field(default_factory=list)
+
+    def find_run(self, config: Mapping[str, Any], seed: int) -> Run | None:
+        """The finished run of these settings in this study, or None; notes it as part of it."""
+        name = identity_hash(config, seed)
+        folder = self.folder / "runs" / name
+        if not is_run(folder):
+            return None
+        self._note(name)
+        return read_run(folder)
+
+    @contextmanager
+    def new_run(self, config: Mapping[str, Any], seed: int) -> Iterator[Path]:
+        """A hidden folder to write one run into; it gets its final name on a clean exit.
+
+        An exception, an interrupt included, removes it.
+        """
+        name = identity_hash(config, seed)
+        partial = self.folder / "runs" / f".{name}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
+            yield partial
+            partial.rename(self.folder / "runs" / name)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        self._note(name)
+
+    def save_run(self, config: Mapping[str, Any], seed: int, **files: Any) -> Run:
+        """Write a whole run at once; `files` are the other arguments of `write_run`."""
+        with self.new_run(config, seed) as folder:
+            write_run(folder, config=config, seed=seed, **files)
+        found = self.find_run(config, seed)
+        assert found is not None
+        return found
+
+    def runs(self) -> list[Run]:
+        """The study's runs in the order they were made or found."""
+        return [read_run(self.folder / "runs" / name) for name in self.order]
+
+    def write_index(self) -> None:
+        """Write `study.json` and `comparison.parquet` from the runs so far.
+
+        Called on exit; call it earlier to draw figures from the files before the study closes.
+        """
+        index = {
+            "experiment": self.experiment,
+            "study_hash": self.path.name,
+            "seed": self.seed,
+            "source": source_digest(),
+            "swept": list(self.swept),
+            "runs": self.order,
+            "config": plain(self.config),
+        }
+        write_json(self.folder / STUDY, index)
+        if self.order:
+            # Relative, since the folder is renamed once the study is complete.
+            rows = collect_runs(self.folder).with_columns(folder="runs/" + pl.col("run_hash"))
+            rows.write_parquet(self.folder / COMPARISON)
+
+    def _note(self, name: str) -> None:
+        if name not in self.order:
+            self.order.append(name)
+
+
+@contextmanager
+def open_study(
+    results_dir: str | Path,
+    experiment: str,
+    config: Mapping[str, Any],
+    *,
+    seed: int = 0,
+    swept: Sequence[str] = (),
+    force: bool = False,
+) -> Iterator[Study]:
+    """Open the study of these settings: found finished, taken up where a kill left it, or new.
+
+    Args:
+        results_dir: the root of all results; made if missing.
+        experiment: its name is the folder under the root.
+        config: the study's resolved config, plain and nested.
+        seed: the study's base seed.
+        swept: dotted config keys that differ between its runs on purpose.
+        force: redo it even if finished; the old folder stays until the new one is complete.
+
+    Yields:
+        The study. On a clean exit it is indexed and gets its final name; on any exception it keeps
+        its hidden name, with those of its runs that are finished.
+
+    Raises:
+        FolderInUse: the same study is being written by somebody else.
+        ValueError: the experiment's name is not a folder name.
+    """
+    if not experiment or "/" in experiment or experiment.startswith("."):
+        raise ValueError(f"experiment={experiment!r} must be a plain name, e.g. quickstart")
+    home = Path(results_dir) / experiment
+    home.mkdir(parents=True, exist_ok=True)
+    name = identity_hash(config, seed)
+    path, partial, old = home / name, home / f".{name}.partial", home / f".{name}.old"
+    with only_writer(path, home / f".{name}.lock"):
+        _recover(path, old)
+        if is_study(path) and not force:
+            index = json.loads((path / STUDY).read_text(encoding="utf-8"))
+            yield Study(path, path, experiment, config, seed, tuple(swept), True, index["runs"])
+            return
+        if force:
+            shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(exist_ok=True)
+        study = Study(path, partial, experiment, config, seed, tuple(swept), False)
+        yield study
+        study.write_index()
+        _drop_unused(study)
+        if path.exists():
+            path.rename(old)
+        partial.rename(path)
+        study.folder = path
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def is_study(folder: Path) -> bool:
+    """Whether the folder holds a finished study."""
+    return (folder / STUDY).is_file()
+
+
+def _recover(path: Path, old: Path) -> None:
+    # A forced study was killed between its two renames: the old one is still the finished one.
+    if old.exists() and not path.exists():
+        old.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _drop_unused(study: Study) -> None:
+    """Remove what an interrupted attempt left and this one did not ask for."""
+    runs = study.folder / "runs"
+    for leftover in runs.iterdir() if runs.is_dir() else ():
+        if leftover.name not in study.order:
+            shutil.rmtree(leftover)
