@@ -32,7 +32,7 @@ class Plan:
     entered: Int[Array, "A"]  # row of each arrival; NO_ROW if refused or if no row was free
     turned_away: Int[Array, "A"]  # Refusal of each arrival at the door
     max_tokens: Int[Array, "A"]  # output tokens each arrival may have after clamping
-    aborted: Bool[Array, "P"]  # rows ended by an abort
+    aborted_requests: Int[Array, "A"]  # handles ended by each abort; NO_REQUEST where none was
     scheduled_tokens: Int[Array, ""]
     prefill_tokens: Int[Array, ""]
     extra_tokens: Int[Array, ""]  # padding that the policy asked for

@@ -50,16 +50,20 @@ def vacate(state: State, mask: Bool[Array, "P"]) -> State:
     )
 
 
-def abort(state: State, inbox: Inbox) -> tuple[State, Bool[Array, "P"]]:
-    """End the requests named in the inbox, in whatever phase; unknown handles change nothing."""
+def abort(state: State, inbox: Inbox) -> tuple[State, Int[Array, "A"]]:
+    """End the requests named in the inbox, in whatever phase; unknown handles change nothing.
+
+    Returns the handles that ended: their rows may have new owners before the plan is written.
+    """
 
     def end(state: State):
-        wanted = jnp.any(state.rows.request[:, None] == inbox.abort[None, :], axis=1)
-        mask = wanted & (state.rows.status != Status.FREE)
-        return vacate(state, mask), mask
+        alive = (state.rows.status != Status.FREE)[:, None]
+        named = alive & (state.rows.request[:, None] == inbox.abort[None, :])
+        ended = jnp.where(jnp.any(named, axis=0), inbox.abort, NO_REQUEST)
+        return vacate(state, jnp.any(named, axis=1)), ended
 
     def leave(state: State):
-        return state, jnp.zeros(state.rows.request.shape, bool)
+        return state, jnp.full(inbox.abort.shape, NO_REQUEST, jnp.int32)
 
     return lax.cond(jnp.any(inbox.abort != NO_REQUEST), end, leave, state)
 
