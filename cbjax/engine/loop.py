@@ -1,0 +1,254 @@
+"""The host-driven loop: arrivals and aborts in, one iteration per step, plain records out.
+
+The three verbs are compiled; the loop only carries values between them, keeps the backlog and the
+clock, and never looks inside a policy. What executes a plan (a model, or nothing under a unit
+clock) is passed in.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import jax
+import numpy as np
+
+from cbjax.core.commit import commit_jit
+from cbjax.core.inbox import Inbox, empty_inbox
+from cbjax.core.invariants import check
+from cbjax.core.ladder import Ladder, Rung
+from cbjax.core.limits import Limits, System
+from cbjax.core.plan import Emitted, Plan
+from cbjax.core.policy import Policy
+from cbjax.core.reasons import LimitedBy, Refusal
+from cbjax.core.rows import NO_PREDICTION, NO_REQUEST, NO_ROW
+from cbjax.core.schedule import schedule_jit
+from cbjax.core.state import State, initial_state
+from cbjax.core.time import NANOSECONDS, Time
+from cbjax.engine.clock import Clock
+
+_PATIENCE = 3  # steps in a row that may change nothing before the loop is called stuck
+
+
+class SchedulerStalled(RuntimeError):
+    """The policy schedules nothing although requests wait and nothing else will happen."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request as the scheduler needs it.
+
+    Attributes:
+        request_id: unique among the living; 0 or more.
+        prompt_tokens: length of the prompt.
+        max_tokens: most output tokens; 0 = as many as fit.
+        token_ids: the prompt; may be empty where nobody reads it.
+        arrival_s: when it was due, in seconds of the loop's clock.
+        priority: direction is the policy's.
+        predicted: predicted output tokens.
+        deadline_s: or None.
+    """
+
+    request_id: int
+    prompt_tokens: int
+    max_tokens: int = 0
+    token_ids: Sequence[int] = ()
+    arrival_s: float = 0.0
+    priority: int = 0
+    predicted: int = NO_PREDICTION
+    deadline_s: float | None = None
+
+
+class Executor(Protocol):
+    """Computes what a plan says."""
+
+    def place(self, request_id: int, row: int) -> None:
+        """A request took a row."""
+
+    def execute(self, state: State, plan: Plan, host_plan: Plan, rung: Rung):
+        """Tokens `[P]` and whether each ends its request `[P]`, on the host."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One turn of the loop, in host values; times in seconds of the loop's clock."""
+
+    plan: Plan
+    emitted: Emitted | None  # None where nothing was scheduled
+    rung: Rung | None
+    begun_s: float  # the schedule was asked
+    start_s: float  # the computation started
+    end_s: float  # its tokens were known
+    done_s: float  # they were committed
+    entered: tuple[int, ...] = ()  # requests that entered the window
+    refused: tuple[tuple[int, Refusal], ...] = ()
+    aborted: tuple[int, ...] = ()
+    block_size: int = 0
+    num_blocks: int = 0
+
+    def ids(self, mask: np.ndarray) -> list[int]:
+        """Requests of the rows in `mask`, in row order."""
+        return [int(request) for request in self.plan.requests[np.asarray(mask, bool)]]
+
+
+@dataclass
+class Loop:
+    """Steps a policy over a system; holds the state, the backlog and who sits in which row."""
+
+    policy: Policy
+    limits: Limits
+    system: System
+    ladder: Ladder
+    executor: Executor
+    clock: Clock
+    debug: bool = False
+    state: State = field(init=False)
+    _backlog: deque[Arrival] = field(init=False, default_factory=deque)
+    _seen: set[int] = field(init=False, default_factory=set)  # requests in the rows
+    _aborts: list[int] = field(init=False, default_factory=list)
+    _idle_steps: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.state = initial_state(self.policy, self.limits, self.system)
+        self._block_size = int(self.system.block_size)
+        self._num_blocks = int(self.system.num_blocks)
+
+    @property
+    def alive(self) -> int:
+        """Requests that were submitted and have not ended."""
+        return len(self._seen) + len(self._backlog)
+
+    def submit(self, arrival: Arrival) -> None:
+        """Queue a request behind all others.
+
+        Raises:
+            ValueError: a living request bears the same id.
+        """
+        taken = arrival.request_id in self._seen or any(
+            other.request_id == arrival.request_id for other in self._backlog
+        )
+        if taken or arrival.request_id < 0:
+            raise ValueError(
+                f"request_id = {arrival.request_id}: use a number from 0 that no living request has"
+            )
+        self._backlog.append(arrival)
+
+    def abort(self, request_id: int) -> bool:
+        """End a request in whatever phase; True if it never reached the scheduler.
+
+        Aborting twice, or a request that has ended or never was, changes nothing.
+        """
+        for arrival in self._backlog:
+            if arrival.request_id == request_id:
+                self._backlog.remove(arrival)
+                return True
+        if request_id in self._seen and request_id not in self._aborts:
+            self._aborts.append(request_id)
+        return False
+
+    def step(self) -> Step:
+        """Schedule one iteration, compute it, commit it.
+
+        Raises:
+            SchedulerStalled: nothing can change any more although requests wait.
+            InvariantError: in debug mode, naming what broke.
+        """
+        begun = self.clock.now()
+        inbox, offered = self._fill_inbox(begun)
+        before = self._snapshot()
+        self.state, plan = schedule_jit(self.policy, self.state, inbox, self.limits)
+        host: Plan = jax.device_get(plan)
+        self._check(before, host)
+        entered, refused, aborted = self._take_in(host, offered)
+
+        total = int(host.scheduled_tokens) + int(host.extra_tokens)
+        self._notice_stall(host, total, bool(entered or refused or aborted))
+        start = end = self.clock.now()
+        emitted, rung = None, None
+        if total:
+            rung = self.ladder.rungs[self.ladder.choose(total, int(host.num_sequences))]
+            tokens, stopped = self.executor.execute(self.state, plan, host, rung)
+            end = self.clock.now()
+            before = self._snapshot()
+            self.state, result = commit_jit(self.state, plan, tokens, stopped, _as_time(end))
+            emitted = jax.device_get(result)
+            self._check(before)
+            done = emitted.finished != 0
+            self._seen -= {int(request) for request in emitted.requests[done]}
+        return Step(
+            host, emitted, rung, begun, start, end, self.clock.now(), entered, refused, aborted,
+            self._block_size, self._num_blocks,
+        )
+
+    def _fill_inbox(self, now: float) -> tuple[Inbox, list[Arrival]]:
+        """Offer as many of the backlog as rows are free; the rest stays, in order."""
+        inbox = empty_inbox(self.limits)
+        room = min(self.limits.inbox, self.limits.rows - len(self._seen), len(self._backlog))
+        offered = [self._backlog.popleft() for _ in range(room)]
+        for index, arrival in enumerate(offered):
+            inbox.request[index] = arrival.request_id
+            inbox.prompt[index] = inbox.known[index] = arrival.prompt_tokens
+            inbox.max_tokens[index] = arrival.max_tokens
+            inbox.predicted[index] = arrival.predicted
+            inbox.priority[index] = arrival.priority
+            _put_time(inbox.arrival, index, arrival.arrival_s)
+            if arrival.deadline_s is not None:
+                _put_time(inbox.deadline, index, arrival.deadline_s)
+            ids = arrival.token_ids[: self.limits.context]
+            inbox.token_ids[index, : len(ids)] = ids
+        aborts, self._aborts = self._aborts[: self.limits.inbox], self._aborts[self.limits.inbox :]
+        inbox.abort[: len(aborts)] = aborts
+        return replace(
+            inbox, count=np.int32(room), backlog=np.int32(len(self._backlog)), clock=_as_time(now)
+        ), offered
+
+    def _take_in(self, plan: Plan, offered: list[Arrival]):
+        """Who entered, who was refused, who is gone."""
+        aborted = tuple(int(one) for one in plan.aborted_requests if one != NO_REQUEST)
+        entered, refused, unplaced = [], [], []
+        for arrival, row, refusal in zip(offered, plan.entered, plan.turned_away, strict=False):
+            if refusal:
+                refused.append((arrival.request_id, Refusal(int(refusal))))
+            elif row == NO_ROW:
+                unplaced.append(arrival)
+            else:
+                entered.append(arrival.request_id)
+                self.executor.place(arrival.request_id, int(row))
+        self._backlog.extendleft(reversed(unplaced))
+        self._seen |= set(entered)
+        for row in np.flatnonzero(plan.refused):
+            refused.append((int(plan.requests[row]), Refusal(int(plan.refused[row]))))
+        self._seen -= {request for request, _ in refused} | set(aborted)
+        return tuple(entered), tuple(refused), aborted
+
+    def _notice_stall(self, plan: Plan, total: int, moved: bool) -> None:
+        changed = total or moved or plan.admitted.any() or plan.preempted.any()
+        waits = int(plan.num_waiting) + int(plan.num_running) > 0
+        sleeps = int(plan.wake.seconds) < np.iinfo(np.int32).max
+        self._idle_steps = 0 if changed or sleeps or not waits else self._idle_steps + 1
+        if self._idle_steps >= _PATIENCE:
+            reason = LimitedBy(int(plan.limited_by))
+            raise SchedulerStalled(
+                f"policy {self.policy.name} scheduled nothing {_PATIENCE} times in a row with "
+                f"{int(plan.num_running)} requests running and {int(plan.num_waiting)} waiting "
+                f"({reason.sentence}): more KV blocks or seats may help; otherwise the policy has "
+                "a fault"
+            )
+
+    def _snapshot(self) -> State | None:
+        # The verbs consume the state they are given, so debugging keeps a copy.
+        return jax.tree.map(np.array, self.state) if self.debug else None
+
+    def _check(self, before: State | None, plan: Plan | None = None) -> None:
+        if before is not None:
+            check(jax.device_get(self.state), self.limits, plan=plan, before=before)
+
+
+def _as_time(seconds: float) -> Time:
+    whole, nanoseconds = divmod(round(seconds * NANOSECONDS), NANOSECONDS)
+    return Time(np.int32(whole), np.int32(nanoseconds))
+
+
+def _put_time(times: Time, index: int, seconds: float) -> None:
+    moment = _as_time(seconds)
+    times.seconds[index], times.nanoseconds[index] = moment.seconds, moment.nanoseconds
