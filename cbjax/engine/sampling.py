@@ -87,7 +87,7 @@ class Sampling:
 
 def _check(holds: bool | np.bool_, field: str, value: object, remedy: str) -> None:
     if not holds:
-        raise ValueError(f"{field}={value!r} is not possible: {remedy}")
+        raise ValueError(f"sampling.{field} = {value!r}: {remedy}")
 
 
 @jax.tree_util.register_dataclass

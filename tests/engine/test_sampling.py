@@ -227,12 +227,12 @@ def test_rows_are_padded_and_can_be_selected():
     ],
 )
 def test_impossible_settings_name_field_value_and_remedy(field, value):
-    with pytest.raises(ValueError, match=rf"^{field}=.*not possible: (use|give)"):
+    with pytest.raises(ValueError, match=rf"^sampling.{field} = .*: (use|give)"):
         Sampling(**{field: value})
 
 
 def test_more_ending_ids_than_the_program_holds_are_refused():
-    with pytest.raises(ValueError, match="stop_token_ids.*max_stop_ids=2"):
+    with pytest.raises(ValueError, match="^sampling.stop_token_ids.*max_stop_ids=2"):
         stack_sampling([Sampling(stop_token_ids=(4, 5))], (1, 2), max_stop_ids=2)
-    with pytest.raises(ValueError, match="min_tokens=5.*max_tokens=4"):
+    with pytest.raises(ValueError, match="^sampling.min_tokens = 5: .*max_tokens=4"):
         Sampling(min_tokens=5, max_tokens=4)

@@ -1,0 +1,75 @@
+"""Token ids for every request: tokenised texts, and made-up ids where a prompt is only a length."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol, cast
+
+import numpy as np
+
+from cbjax.workload.checks import require
+from cbjax.workload.records import Message, Workload, WorkloadRequest, is_token_ids
+from cbjax.workload.streams import Stream, generator
+
+
+class Encoder(Protocol):
+    """The part of a tokenizer that a workload needs."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text."""
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation, up to where the answer begins."""
+
+
+def synthetic_token_ids(
+    seed: int, request_id: int, length: int, vocab_size: int, excluded_ids: Sequence[int] = ()
+) -> tuple[int, ...]:
+    """`length` random token ids, the same for a request whatever else the workload holds.
+
+    Args:
+        seed: the seed of the workload.
+        request_id: the request.
+        length: number of token ids.
+        vocab_size: V; ids are below it.
+        excluded_ids: never drawn, such as end-of-sequence ids.
+
+    Raises:
+        ValueError: `excluded_ids` leave nothing to draw from.
+    """
+    excluded = sorted({token for token in excluded_ids if 0 <= token < vocab_size})
+    require(vocab_size > len(excluded), "vocab_size", vocab_size,
+            f"must be greater than the number of excluded ids ({len(excluded)})")
+    drawn = generator(seed, Stream.TOKENS, request_id).integers(
+        0, vocab_size - len(excluded), length
+    )
+    for token in excluded:
+        drawn = drawn + (drawn >= token)
+    return tuple(np.asarray(drawn).tolist())
+
+
+def tokenise_workload(
+    workload: Workload,
+    tokenizer: Encoder,
+    *,
+    vocab_size: int,
+    excluded_ids: Sequence[int] = (),
+) -> Workload:
+    """The same workload with token ids for prompts and all prompt lengths known."""
+
+    def tokenised(request: WorkloadRequest) -> WorkloadRequest:
+        prompt = request.prompt
+        ids: tuple[int, ...]
+        if prompt is None:
+            ids = synthetic_token_ids(
+                workload.seed, request.request_id, request.prompt_tokens or 0, vocab_size,
+                excluded_ids,
+            )
+        elif isinstance(prompt, str):
+            ids = tuple(tokenizer.encode(prompt))
+        elif is_token_ids(prompt):
+            ids = prompt
+        else:
+            ids = tuple(tokenizer.encode_chat(cast(tuple[Message, ...], prompt)))
+        return replace(request, prompt=ids, prompt_tokens=len(ids))
+
+    return replace(workload, requests=tuple(map(tokenised, workload.requests)))
