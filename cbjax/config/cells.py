@@ -1,0 +1,94 @@
+"""From variants, a grid and the user's overrides to the list of cells of a study.
+
+Rules, because two layers of overrides meet: what the user says wins. A setting fixed by the user
+leaves the grid, one that the user sweeps replaces its axis, and a variant loses the overrides that
+the user made; variants that no longer differ become one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from hydra.core.override_parser.types import Override
+
+from cbjax.config.compose import parse
+from cbjax.config.errors import ConfigError
+from cbjax.config.schema import StudyConfig
+
+
+@dataclass(frozen=True)
+class CellPlan:
+    """A cell before it is composed: its label, its place in the grid, its overrides."""
+
+    label: str
+    axes: Mapping[str, str]
+    overrides: tuple[str, ...]
+
+
+def plan_cells(study: StudyConfig, given: Sequence[Override]) -> list[CellPlan]:
+    """All cells of a study, variants first, then the grid in the order of its keys.
+
+    Args:
+        study: variants and grid of the experiment's file.
+        given: the user's overrides, sweeps (`seats=4,8`, `seed=range(3)`) among them.
+
+    Raises:
+        ConfigError: an axis without values, or an override without a value to sweep.
+    """
+    grid = {key: [as_text(value) for value in values] for key, values in study.grid.items()}
+    for override in given:
+        if override.is_sweep_override():
+            grid[override.key_or_group] = sweep_values(override)
+        else:
+            grid.pop(override.key_or_group, None)
+    empty = [key for key, values in grid.items() if not values]
+    if empty:
+        raise ConfigError(f"study.grid.{empty[0]} = []: give at least one value")
+    taken = [*(override.key_or_group for override in given), *grid]
+    plans = {}
+    for label, overrides in _variants(study, taken).items():
+        for values in product(*grid.values()):
+            axes = dict(zip(grid, values, strict=True))
+            place = [f"{key}={value}" for key, value in axes.items()]
+            name = ", ".join([part for part in (label, *place) if part])
+            plans[name] = CellPlan(name, axes, (*overrides, *place))
+    return list(plans.values())
+
+
+def sweep_values(override: Override) -> list[str]:
+    """The values of a sweep on the command line, as text."""
+    if not override.is_discrete_sweep() or "glob(" in str(override.input_line):
+        raise ConfigError(
+            f"{override.input_line}: list the values of a sweep, e.g. "
+            f"{override.key_or_group}=a,b or {override.key_or_group}=range(3)"
+        )
+    return [str(value) for value in override.sweep_string_iterator()]
+
+
+def as_text(value: object) -> str:
+    """A value as an override writes it."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case list() | tuple():
+            return f"[{','.join(map(as_text, value))}]"
+    return str(value)
+
+
+def _variants(study: StudyConfig, taken: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    def is_taken(key: str) -> bool:
+        return any(key == name or key.startswith(f"{name}.") for name in taken)
+
+    kept: dict[tuple[str, ...], str] = {}
+    for label, overrides in (study.cells or {"": []}).items():
+        left = tuple(
+            text
+            for text, override in zip(overrides, parse(overrides), strict=True)
+            if not is_taken(override.key_or_group)
+        )
+        # A variant that lost overrides is no longer what its name says.
+        name = label if len(left) == len(overrides) else ", ".join(left)
+        kept.setdefault(left, name)
+    return {label: overrides for overrides, label in kept.items()}

@@ -1,0 +1,39 @@
+"""Checks that the library makes itself, asked at the edge: before a model is loaded or compiled."""
+
+from dataclasses import asdict, replace
+from typing import Any
+
+from cbjax.config.errors import ConfigError, require_one_of
+from cbjax.config.paths import module_names
+from cbjax.config.policy import complete_policy
+from cbjax.config.schema import RootConfig, RunConfig
+from cbjax.metrics import Slo
+from cbjax.workload import Arrivals, Lengths
+
+
+def run_config(root: RootConfig) -> RunConfig:
+    """The settings of one run, with every knob of its policy spelled out.
+
+    Raises:
+        ConfigError: a setting that the library would refuse.
+    """
+    require_one_of("backend.name", root.backend.name, module_names("cbjax.experiment.backends"))
+    # The library's own checks name the fields of its records; here they stand under a longer name.
+    checked: list[tuple[str, type, Any]] = [
+        ("workload.arrivals", Arrivals, root.workload.arrivals), ("slo", Slo, root.slo)
+    ]
+    for name, kind in root.workload.classes.items():
+        place = f"workload.classes.{name}"
+        checked += [
+            (f"{place}.prompt_lengths", Lengths, kind.prompt_lengths),
+            (f"{place}.output_lengths", Lengths, kind.output_lengths),
+        ]
+    for place, record, values in checked:
+        try:
+            record(**asdict(values))
+        except ValueError as error:
+            text = str(error).removeprefix(f"{record.__name__.lower()}.")
+            raise ConfigError(f"{place}.{text}") from error
+    settings = {name: getattr(root, name) for name in RunConfig.__dataclass_fields__}
+    policy = complete_policy(root.policy, root.seats, root.budget)
+    return replace(RunConfig(**settings), policy=policy)

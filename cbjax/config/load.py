@@ -1,0 +1,105 @@
+"""An experiment by its name: composed, checked, and spread into the cells of a study."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from hydra.core.override_parser.types import Override
+
+from cbjax.config.cells import CellPlan, plan_cells
+from cbjax.config.checks import run_config
+from cbjax.config.compose import Compose, composer, parse
+from cbjax.config.errors import ConfigError, nearest
+from cbjax.config.paths import group_choices
+from cbjax.config.schema import RunConfig, StudyConfig
+from cbjax.results import flatten
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a study.
+
+    Attributes:
+        label: unique in the study.
+        axes: the cell's place in the grid, override key -> value as text.
+        config: all settings.
+    """
+
+    label: str
+    axes: Mapping[str, str]
+    config: RunConfig
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A study that is ready to run: every setting of every cell is resolved and checked.
+
+    Attributes:
+        name: of its YAML file; its results are kept under this name.
+        description: the first line of that file.
+        cells: at least one.
+        study: what to show.
+        results_dir: where results go.
+        force: redo finished runs.
+    """
+
+    name: str
+    description: str
+    cells: tuple[Cell, ...]
+    study: StudyConfig
+    results_dir: str = "results"
+    force: bool = False
+
+    @property
+    def swept(self) -> list[str]:
+        """Dotted settings that differ between the cells."""
+        flat = [flatten(asdict(cell.config)) for cell in self.cells]
+        keys = dict.fromkeys(key for settings in flat for key in settings)
+        return [key for key in keys if len({repr(cell.get(key)) for cell in flat}) > 1]
+
+
+def experiments() -> dict[str, str]:
+    """All experiments: name -> the first line of its file."""
+    return group_choices("experiment")
+
+
+def load_config(name: str, overrides: Sequence[str] = ()) -> Experiment:
+    """Compose an experiment, in a script, a notebook or behind the command line.
+
+    Args:
+        name: of a file in `configs/experiment`.
+        overrides: `key=value` as on the command line; `key=a,b` sweeps.
+
+    Returns:
+        The experiment with all its cells; give it to `cbjax.run_experiment`.
+
+    Raises:
+        ConfigError: the text names the field, the value and the remedy.
+    """
+    known = experiments()
+    if name not in known:
+        raise ConfigError(f"experiment = {name!r}: {nearest(name, known)}")
+    given = parse(overrides)
+    if any(override.key_or_group == "experiment" for override in given):
+        raise ConfigError(
+            f"experiment: {name!r} is chosen already; run one experiment at a time, since the "
+            "grids of two do not combine"
+        )
+    fixed = [_text(override) for override in given if not override.is_sweep_override()]
+    chosen = f"+experiment={name}"
+    with composer() as compose:
+        base = compose([chosen, *fixed])
+        plans = plan_cells(base.study, given)
+        cells = tuple(_cell(plan, compose, [chosen, *plan.overrides, *fixed]) for plan in plans)
+    return Experiment(name, known[name], cells, base.study, base.results_dir, base.force)
+
+
+def _cell(plan: CellPlan, compose: Compose, overrides: Sequence[str]) -> Cell:
+    try:
+        config = run_config(compose(overrides))
+    except ConfigError as error:
+        raise ConfigError(f"{error} (in {plan.label})" if plan.label else str(error)) from error
+    return Cell(plan.label or config.policy["name"], plan.axes, config)
+
+
+def _text(override: Override) -> str:
+    return str(override.input_line)

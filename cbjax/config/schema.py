@@ -1,0 +1,231 @@
+"""The typed schema of every setting. YAML holds values only; what is allowed stands here.
+
+Plain dataclasses that know nothing of Hydra: `RunConfig(...)` is as good as a composed one. Checks
+that the library makes itself (a policy's knobs, arrivals, lengths) are left to it, see
+`cbjax.config.checks`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from cbjax.config.errors import impossible, require_at_least, require_one_of
+from cbjax.metrics import LEVELS
+
+
+@dataclass
+class KvConfig:
+    """The KV cache: `num_blocks` blocks of `block_size` positions, or a share of free memory."""
+
+    block_size: int = 16
+    num_blocks: int | None = None
+    memory_fraction: float | None = None
+
+    def __post_init__(self) -> None:
+        require_at_least("kv.block_size", self.block_size, 1)
+        require_at_least("kv.num_blocks", self.num_blocks, 1)
+        share = self.memory_fraction
+        if share is not None and not 0 < share < 1:
+            raise impossible("kv.memory_fraction", share, "give a share of free memory, 0 < x < 1")
+        if share is not None and self.num_blocks is not None:
+            raise impossible(
+                "kv.memory_fraction", share, "leave it out, or set kv.num_blocks=null: one of them "
+                "sizes the pool"
+            )
+
+
+@dataclass
+class LadderConfig:
+    """Sizes of the padded shapes; None doubles up to the greatest batch."""
+
+    decode: list[int] | None = None
+    mixed: list[int] | None = None
+
+
+@dataclass
+class ModelConfig:
+    """Which model: "smollm2", "tiny", a folder, a .gguf file or "hf:<repo>"."""
+
+    source: str = "smollm2"
+    dtype: str = "float32"
+    max_length: int | None = None
+    attention: str | None = None
+
+    def __post_init__(self) -> None:
+        require_at_least("model.max_length", self.max_length, 2)
+        require_one_of("model.dtype", self.dtype, ["float32", "bfloat16"])
+
+
+@dataclass
+class LengthsConfig:
+    """A distribution of lengths in tokens, as `cbjax.workload.Lengths`."""
+
+    kind: str = "fixed"
+    value: int | None = None
+    low: int | None = None
+    high: int | None = None
+    median: float | None = None
+    sigma: float | None = None
+
+
+@dataclass
+class ArrivalsConfig:
+    """How requests arrive, as `cbjax.workload.Arrivals`; rate in requests per second."""
+
+    kind: str = "all_at_once"
+    rate: float | None = None
+    burstiness: float | None = None
+    concurrency: int | None = None
+
+
+@dataclass
+class ClassConfig:
+    """A kind of synthetic request."""
+
+    share: float = 1.0
+    prompt_lengths: LengthsConfig = field(default_factory=LengthsConfig)
+    output_lengths: LengthsConfig = field(default_factory=LengthsConfig)
+    priority: int = 0
+
+
+@dataclass
+class RequestConfig:
+    """One request written out, for examples small enough to check by hand."""
+
+    prompt_tokens: int = 1
+    output_tokens: int = 1
+    arrival_s: float = 0.0
+    priority: int = 0
+
+
+SOURCES = ("builtin", "file", "synthetic", "listed")
+
+
+@dataclass
+class WorkloadConfig:
+    """Which requests, from one of four sources.
+
+    `builtin` prompts (of a `language`), a `file` of prompts (text or JSONL at `path`), `synthetic`
+    ones of `classes`, or `listed` `requests`. Texts are sent as a user's chat message unless `chat`
+    is off. `max_tokens` bounds answers whose prompt brings no bound along; `max_tokens_by_class`
+    sets it for one class of prompts.
+    """
+
+    source: str = "builtin"
+    path: str | None = None
+    language: str | None = None
+    chat: bool = True
+    num_requests: int | None = None
+    max_tokens: int | None = None
+    max_tokens_by_class: dict[str, int] = field(default_factory=dict)
+    classes: dict[str, ClassConfig] = field(default_factory=dict)
+    requests: dict[str, RequestConfig] = field(default_factory=dict)
+    arrivals: ArrivalsConfig = field(default_factory=ArrivalsConfig)
+    ignore_eos: bool | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_one_of("workload.source", self.source, SOURCES)
+        require_at_least("workload.num_requests", self.num_requests, 1)
+        require_at_least("workload.max_tokens", self.max_tokens, 1)
+        for name, most in self.max_tokens_by_class.items():
+            require_at_least(f"workload.max_tokens_by_class.{name}", most, 1)
+        require_at_least("workload.temperature", self.temperature, 0)
+        require_at_least("workload.top_k", self.top_k, 0)
+        if not 0 < self.top_p <= 1:
+            raise impossible("workload.top_p", self.top_p, "give a probability, 0 < top_p <= 1")
+        if self.source == "file" and not self.path:
+            raise impossible(
+                "workload.path", self.path,
+                "name the file of prompts, e.g. workload.path=prompts.jsonl (or .txt)",
+            )
+        for kind, values in (("synthetic", self.classes), ("listed", self.requests)):
+            if self.source == kind and not values:
+                group = "classes" if kind == "synthetic" else "requests"
+                raise impossible(f"workload.{group}", values, f"source={kind} needs at least one")
+        for name, request in self.requests.items():
+            require_at_least(f"workload.requests.{name}.prompt_tokens", request.prompt_tokens, 1)
+            require_at_least(f"workload.requests.{name}.output_tokens", request.output_tokens, 1)
+            require_at_least(f"workload.requests.{name}.arrival_s", request.arrival_s, 0)
+
+
+@dataclass
+class BackendConfig:
+    """What serves the workload: a file of `cbjax/experiment/backends`."""
+
+    name: str = "model"
+
+
+@dataclass
+class SloConfig:
+    """Bounds in seconds of a good answer; None: no bound."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    max_itl_s: float | None = None
+    e2e_s: float | None = None
+
+
+@dataclass
+class RunConfig:
+    """One run: one policy on one workload under one set of settings and one seed.
+
+    `policy` holds the policy's name and its own knobs. `seats` and `budget` reach the knob that
+    each system has for them, whatever it is called there. `iteration_tokens` bounds an iteration
+    of a policy that has no budget of its own.
+    """
+
+    policy: dict[str, Any] = field(default_factory=dict)
+    kv: KvConfig = field(default_factory=KvConfig)
+    ladder: LadderConfig = field(default_factory=LadderConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    backend: BackendConfig = field(default_factory=BackendConfig)
+    slo: SloConfig = field(default_factory=SloConfig)
+    seats: int | None = None
+    budget: int | None = None
+    iteration_tokens: int | None = None
+    window: int = 64
+    seed: int = 0
+    record: str = "tokens"
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("seats", "budget", "iteration_tokens", "window"):
+            require_at_least(name, getattr(self, name), 1)
+        require_at_least("seed", self.seed, 0)
+        require_one_of("record", self.record, LEVELS)
+
+
+@dataclass
+class StudyConfig:
+    """What an experiment compares and shows.
+
+    Attributes:
+        cells: named variants, each a list of overrides, e.g. `[policy=static, seats=4]`.
+        grid: override key -> values; every combination is a cell (of every variant).
+        figures: names of figures of the whole study.
+        run_figures: names of figures of each run.
+        metrics: columns of the printed table; none = the usual ones.
+        map: metric drawn over a grid of two keys.
+        answers: how many answers to print in full.
+    """
+
+    cells: dict[str, list[str]] = field(default_factory=dict)
+    grid: dict[str, list[Any]] = field(default_factory=dict)
+    figures: list[str] = field(default_factory=list)
+    run_figures: list[str] = field(default_factory=list)
+    metrics: list[str] = field(default_factory=list)
+    map: str | None = None
+    answers: int = 0
+    timeline: bool = False
+
+
+@dataclass
+class RootConfig(RunConfig):
+    """Everything a composed config holds: the base of all runs, the study, and where it goes."""
+
+    study: StudyConfig = field(default_factory=StudyConfig)
+    results_dir: str = "results"
+    force: bool = False
