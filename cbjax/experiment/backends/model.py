@@ -1,0 +1,68 @@
+"""A model under the wall clock: the engine of this package."""
+
+import itertools
+from typing import Any
+
+import jax
+
+from cbjax.config import RunConfig, build_policy
+from cbjax.engine import Engine
+from cbjax.experiment.backends import Answer, Progress, Served
+from cbjax.experiment.sizes import ladder_of, sizes_of
+from cbjax.metrics import Recorder
+from cbjax.models import load_model
+from cbjax.workload import Workload, tokenise_workload
+
+# JAX keeps compiled programs for the life of the process, so only its first run starts cold.
+_served = itertools.count()
+
+
+def serve(
+    config: RunConfig, workload: Workload, recorder: Recorder, shared: dict[str, Any],
+    progress: Progress | None,
+) -> Served:
+    """Load (once per study), compile, serve; see `cbjax.experiment.backends`."""
+    source = f"{config.model.source}, {config.model.dtype}"
+    if source not in shared:
+        if progress:
+            progress(f"loading {config.model.source}", 0, 1)
+        shared[source] = load_model(config.model.source, config.model.dtype)
+    model = shared[source]
+    policy = build_policy(config.policy)
+    max_length = min(config.model.max_length or model.config.max_length, model.config.max_length)
+    sampling = dict(
+        temperature=config.workload.temperature, top_k=config.workload.top_k,
+        top_p=config.workload.top_p,
+    )
+    engine = Engine(
+        model, policy=policy, max_length=max_length, dtype=config.model.dtype,
+        attention=config.model.attention, kv_memory_fraction=config.kv.memory_fraction or 0.3,
+        ladder=ladder_of(config, policy, max_length), debug=config.debug, **sizes_of(config),
+    )
+    fresh = next(_served) == 0
+    compiled = engine.compile(progress)
+    requests = tokenise_workload(
+        workload, model.tokenizer, vocab_size=model.config.vocab_size,
+        excluded_ids=model.tokenizer.eos_ids,
+    )
+    completions = engine.serve(requests, recorder, progress=progress, **sampling)
+    answers = [
+        Answer(done.request_id, done.text, done.finish_reason, done.error) for done in completions
+    ]
+    return Served(answers, {
+        "device": jax.devices()[0].device_kind,
+        "compile_count": compiled.programs,
+        "compile_s": round(compiled.seconds, 3),
+        "compiles_after_start": engine.compilations_since_start,
+        "cache_state": _cache_state(compiled.programs, compiled.cached),
+        "fresh_process": fresh,
+        "num_blocks": engine.num_blocks,
+        "weights": model.source_digest,
+    })
+
+
+def _cache_state(programs: int, cached: int) -> str:
+    """Of the persistent compilation cache, as this run found it."""
+    if not jax.config.values.get("jax_compilation_cache_dir"):
+        return "off"
+    return "warm" if cached else "cold" if programs else "in memory"

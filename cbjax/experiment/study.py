@@ -1,0 +1,93 @@
+"""A study: the cells of an experiment one after another, and what they leave behind together."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from cbjax.config import Experiment
+from cbjax.experiment.backends import Progress
+from cbjax.experiment.cell import run_cell, settings
+from cbjax.results import Run, Study, collect_runs, open_study, read_run
+
+Say = Callable[[str], None]
+Draw = Callable[[Path, Experiment], None]
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """A finished study.
+
+    Attributes:
+        experiment: what was asked.
+        folder: where it lies.
+        runs: in the order of the cells.
+        reused: labels of the runs that were there before.
+    """
+
+    experiment: Experiment
+    folder: Path
+    runs: tuple[Run, ...]
+    reused: tuple[str, ...]
+
+    @property
+    def comparison(self) -> pl.DataFrame:
+        """One row per run, see `cbjax.collect_runs`."""
+        return collect_runs(self.folder)
+
+    @property
+    def figures(self) -> list[Path]:
+        """All figures of the study and its runs."""
+        return sorted(self.folder.glob("figures/*.png")) + sorted(
+            self.folder.glob("runs/*/figures/*.png")
+        )
+
+
+def run_experiment(
+    experiment: Experiment, *, progress: Progress | None = None, say: Say | None = None
+) -> StudyResult:
+    """Run the cells of an experiment that are not finished yet.
+
+    Args:
+        experiment: from `cbjax.load_config`.
+        progress: `(label, done, total)` while loading, compiling and serving.
+        say: receives a line of text per cell.
+
+    Returns:
+        The study's folder, runs and figures; `print(result.comparison)` for its table.
+
+    Raises:
+        ConfigError: a setting that only the backend or the workload can judge.
+        FolderInUse: the same study is being run by another process.
+    """
+    say = say or (lambda text: None)
+    cells = experiment.cells
+    reused: list[str] = []
+    with open_study(
+        experiment.results_dir, experiment.name, study_settings(experiment),
+        seed=cells[0].config.seed, swept=experiment.swept, force=experiment.force,
+    ) as study:
+        shared: dict[str, Any] = {}
+        for number, cell in enumerate(cells, start=1):
+            place = f"[{number}/{len(cells)}] {cell.label}"
+            if study.finished or study.find_run(settings(cell), cell.config.seed):
+                reused.append(cell.label)
+                say(f"{place}: finished before; force=true runs it again")
+                continue
+            say(place)
+            run_cell(cell, study, shared, progress)
+        if not study.finished:
+            _draw(study, experiment)
+    runs = tuple(read_run(study.folder / "runs" / name) for name in study.order)
+    return StudyResult(experiment, study.folder, runs, tuple(reused))
+
+
+def study_settings(experiment: Experiment) -> dict[str, Any]:
+    """What the study's folder is named by: every setting of every cell."""
+    return {"cells": {cell.label: settings(cell) for cell in experiment.cells}}
+
+
+def _draw(study: Study, experiment: Experiment) -> None:
+    study.write_index()
