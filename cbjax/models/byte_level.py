@@ -1,11 +1,14 @@
-"""Byte-level BPE: how 256 bytes are spelled as printable characters inside a vocabulary."""
+"""From the spelling of a token in its vocabulary to the bytes that it stands for."""
 
 import functools
+import re
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 @functools.cache
 def byte_to_char() -> dict[int, str]:
-    """The spelling of each byte (GPT-2, 2019): itself where it prints, else from U+0100 on."""
+    """Byte-level BPE's spelling of each byte (GPT-2, 2019): itself where it prints, else U+0100 on."""
     prints = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     spelling = {byte: chr(byte) for byte in prints}
     hidden = (byte for byte in range(256) if byte not in spelling)
@@ -19,8 +22,14 @@ def char_to_byte() -> dict[str, int]:
 
 
 def spelled_bytes(token: str) -> bytes:
-    """Bytes of a byte-level token; characters outside the alphabet count as UTF-8."""
+    """Bytes of a byte-level token; one that uses other characters is taken as UTF-8."""
     known = char_to_byte()
     if all(char in known for char in token):
         return bytes(known[char] for char in token)
     return token.encode()
+
+
+def sentence_bytes(token: str) -> bytes:
+    """Bytes of a SentencePiece token: `<0xNN>` is one byte, U+2581 a space."""
+    byte = _BYTE.fullmatch(token)
+    return bytes([int(byte[1], 16)]) if byte else token.replace("\u2581", " ").encode()

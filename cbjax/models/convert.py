@@ -1,0 +1,79 @@
+"""From the tensors of a checkpoint to the decoder's stacked, fused weights.
+
+Each weight is filled in place, one stored tensor at a time, so that a conversion holds little more
+than the result.
+"""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from cbjax.models.config import ModelConfig
+from cbjax.models.decoder import Weights, weight_shapes
+from cbjax.models.tensors import FUSED, NAMES, TensorSource, check_tensors
+
+UNTRANSPOSED = ("embedding", "head")  # used as [V, E]; every other matrix as [in, out]
+
+
+def convert(config: ModelConfig, source: TensorSource, dtype: str) -> Weights:
+    """Read a checkpoint into weights.
+
+    Args:
+        config: what the checkpoint holds.
+        source: its tensors.
+        dtype: "float32" or "bfloat16", of the matrices.
+
+    Raises:
+        ValueError: tensors are missing, too many or of wrong shape.
+    """
+    check_tensors(config, source)
+    shapes = weight_shapes(config, dtype)
+    weights: Weights = {}
+    for name, shape in shapes.items():
+        if name != "layers":
+            weights[name] = jnp.asarray(_fill(config, source, name, shape, None))
+    weights["layers"] = {}
+    for name, shape in shapes["layers"].items():
+        weights["layers"][name] = jnp.asarray(
+            _fill(config, source, name, shape, range(config.num_layers))
+        )
+    return weights
+
+
+def _fill(
+    config: ModelConfig,
+    source: TensorSource,
+    name: str,
+    shape: jax.ShapeDtypeStruct,
+    layers: range | None,
+) -> np.ndarray:
+    """One weight, stacked over `layers` if there are any."""
+    bits = shape.dtype == jnp.uint16
+    filled = np.empty(shape.shape, ml_dtypes.bfloat16 if bits else shape.dtype)
+    for layer in layers or [None]:
+        place = filled if layer is None else filled[layer]
+        start = 0
+        for part in FUSED.get(name, (name,)):
+            stored = source.read(NAMES[source.format][part].format(layer))
+            if source.interleaved_rope and part in ("q", "k"):
+                stored = half_split(stored, config.head_dim)
+            if stored.ndim == 2 and name not in UNTRANSPOSED:
+                stored = stored.T
+            place[..., start : start + stored.shape[-1]] = stored
+            start += stored.shape[-1]
+    return filled.view(np.uint16) if bits else filled
+
+
+def half_split(rows: np.ndarray, head_dim: int) -> np.ndarray:
+    """Reorder the output rows of q or k from neighbouring pairs to the half-split layout.
+
+    GGUF files of the Llama architecture store row `2i + j` of a head where Hugging Face has row
+    `i + j * D/2`; read unchanged they speak fluently for a few tokens and then no more.
+
+    Args:
+        rows: `[heads * D, in]`.
+        head_dim: D.
+    """
+    heads = rows.reshape(-1, head_dim // 2, 2, rows.shape[-1])
+    return heads.swapaxes(1, 2).reshape(rows.shape)
