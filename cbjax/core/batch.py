@@ -32,7 +32,7 @@ class IterationBatch:
     write_blocks: Int[Array, "T"]  # physical KV block; N on padding, so that the write is dropped
     write_offsets: Int[Array, "T"]  # offset within the block; 0 on padding
     query_starts: Int[Array, "S+1"]  # first token of each sequence; unused ones repeat the total
-    context_lengths: Int[Array, "S"]  # tokens in the cache after this iteration's writes; 0 = unused
+    context_lengths: Int[Array, "S"]  # tokens in the cache after this iteration; 0 = unused
     block_tables: Int[Array, "S M"]  # logical -> physical block; NO_BLOCK where none
     sample_tokens: Int[Array, "S"]  # token whose logits are sampled; 0 where none
     sampled: Bool[Array, "S"]  # whether the sequence gets a token from this iteration

@@ -28,7 +28,7 @@ class Blocks:
     free: Int[Array, ""]  # free blocks
 
 
-def empty_blocks(rows: int, capacity: int, table: int, usable: int) -> Blocks:
+def empty_blocks(rows: int, capacity: int, table: int, usable: Int[Array, ""]) -> Blocks:
     """A whole pool: `usable` free blocks of a capacity of N, tables of M for P rows."""
     return Blocks(
         tables=jnp.full((rows, table), NO_BLOCK, jnp.int32),

@@ -1,4 +1,4 @@
-"""What a policy answers: who runs, how many tokens, which KV, who makes room, and why it stopped."""
+"""What a policy answers: who runs, how many tokens, which KV, who makes room, why it stopped."""
 
 from dataclasses import dataclass
 from enum import IntEnum

@@ -5,6 +5,7 @@ a queue in the engine, a position in the trace in a simulation. The scheduler se
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,16 +49,21 @@ def empty_inbox(limits: Limits) -> Inbox:
     """No arrivals, no aborts; numpy arrays, to be filled in place by the host."""
     size = limits.inbox
 
-    def full(value: int) -> np.ndarray:
+    # numpy stands in for device arrays here, which the annotations of Inbox do not say.
+    def full(value: int) -> Any:
         return np.full(size, value, np.int32)
+
+    def number(value: int) -> Any:
+        return np.int32(value)
 
     never = np.iinfo(np.int32).max
     return Inbox(
-        count=np.int32(0), request=full(NO_REQUEST), group=full(NO_GROUP), prompt=full(0),
+        count=number(0), request=full(NO_REQUEST), group=full(NO_GROUP), prompt=full(0),
         known=full(0), max_tokens=full(0), predicted=full(NO_PREDICTION), priority=full(0),
         arrival=Time(full(0), full(0)), deadline=Time(full(never), full(time.NANOSECONDS - 1)),
-        token_ids=np.zeros((size, limits.context), np.int32), abort=full(NO_REQUEST),
-        backlog=np.int32(0), clock=Time(np.int32(0), np.int32(0)),
+        token_ids=np.zeros((size, limits.context), np.int32),  # type: ignore[arg-type]
+        abort=full(NO_REQUEST),
+        backlog=number(0), clock=Time(number(0), number(0)),
     )
 
 

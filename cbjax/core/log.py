@@ -76,13 +76,15 @@ def record(
     Returns:
         The record; all arrays are fetched to the host.
     """
-    plan, emitted = jax.device_get((plan, emitted))
-    handles = np.asarray(plan.requests)
-    seated = [int(row) for row in plan.running if row != NO_ROW]
-    order = plan.queue_order
+    if isinstance(plan.running, jax.Array):
+        plan, emitted = jax.device_get((plan, emitted))
+    handles = plan.requests.tolist()
+    running = plan.running.tolist()
+    seated = [row for row in running if row != NO_ROW]
+    order = plan.queue_order.tolist()
 
     def ids(rows) -> tuple[int, ...]:
-        return tuple(int(handles[row]) for row in rows)
+        return tuple(handles[row] for row in rows)
 
     def in_line(mask) -> list[int]:
         return sorted(np.flatnonzero(mask).tolist(), key=lambda row: order[row])
@@ -92,7 +94,7 @@ def record(
         (int(inbox.request[entry]), Refusal(int(plan.turned_away[entry])).word)
         for entry in arrivals
     ] + [
-        (int(handles[row]), Refusal(int(plan.refused[row])).word)
+        (handles[row], Refusal(int(plan.refused[row])).word)
         for row in np.flatnonzero(plan.refused)
     ]
     done = [row for row in seated if emitted.finished[row] != FinishReason.NONE]
@@ -104,8 +106,8 @@ def record(
     return IterationRecord(
         iteration=iteration,
         scheduled=tuple(
-            (int(handles[row]), int(tokens))
-            for row, tokens in zip(plan.running, plan.grants, strict=True)
+            (handles[row], tokens)
+            for row, tokens in zip(running, plan.grants.tolist(), strict=True)
             if tokens > 0
         ),
         new=ids(row for row in seated if plan.admitted[row] and not plan.resumed[row]),

@@ -8,7 +8,8 @@ class Reason(IntEnum):
 
     sentence: str
 
-    def __new__(cls, code: int, sentence: str):
+    # The default is for readers of `Reason(code)`, which looks a member up; every member gives one.
+    def __new__(cls, code: int, sentence: str = ""):
         member = int.__new__(cls, code)
         member._value_ = code
         member.sentence = sentence

@@ -79,7 +79,8 @@ class Offer:
 
 
 def admit_in_order(
-    view: View, queue: Queue, offer: Callable[[Any, Queue], Offer], open_: Bool[Array, ""]
+    view: View, queue: Queue, offer: Callable[[Any, Queue], Offer],
+    open_: Bool[Array, ""] | bool,
 ) -> Queue:
     """Admit waiting rows in queue order until the first that may not (head-of-line blocking).
 

@@ -1,4 +1,4 @@
-"""The run order as a list of rows, kept by compaction: cheaper than sorting keys every iteration."""
+"""The run order as a list of rows, kept by compaction: cheaper than a sort every iteration."""
 
 import jax.numpy as jnp
 from jax import lax

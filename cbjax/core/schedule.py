@@ -100,9 +100,12 @@ def _seat(state: State, decision: Decision) -> State:
     rows = state.rows
     if decision.queue_order is not None:
         waiting = is_waiting(rows.status) & ~decision.preempt
-        rows = replace(rows, queue_order=jnp.where(waiting, decision.queue_order, rows.queue_order))
-        state = replace(state, queue_back=jnp.maximum(state.queue_back, jnp.max(rows.queue_order) + 1),
-                        queue_front=jnp.minimum(state.queue_front, jnp.min(rows.queue_order)))
+        order = jnp.where(waiting, decision.queue_order, rows.queue_order)
+        rows = replace(rows, queue_order=order)
+        state = replace(
+            state, queue_back=jnp.maximum(state.queue_back, jnp.max(order) + 1),
+            queue_front=jnp.minimum(state.queue_front, jnp.min(order)),
+        )
     running, num_running = runlist.append(
         running, state.num_running, decision.admit, rows.queue_order
     )

@@ -1,7 +1,7 @@
 """Policies: one file per system, a plain function with that system's own knobs and defaults.
 
-`cbjax.policies.<name>` is the function `<name>` of the file `cbjax/policies/<name>.py`. A new policy
-is a new file: nothing is registered.
+`cbjax.policies.<name>` is the function `<name>` of the file `cbjax/policies/<name>.py`. A new
+policy is a new file: nothing is registered.
 """
 
 import importlib
