@@ -1,0 +1,33 @@
+"""Tables, figures and traces, drawn from the files of runs; never needed to make them."""
+
+from cbjax.report.distributions import draw_latencies
+from cbjax.report.files import NotDrawable, draw_runs, draw_study, redraw
+from cbjax.report.grid import draw_grid
+from cbjax.report.occupancy import draw_occupancy
+from cbjax.report.padding import draw_padding
+from cbjax.report.style import house_style, policy_colour, save
+from cbjax.report.tables import comparison_table, conditions, plain_text, sweep_table
+from cbjax.report.terminal import ascii_timeline
+from cbjax.report.timeline import draw_timeline
+from cbjax.report.trace import write_trace
+
+__all__ = [
+    "NotDrawable",
+    "ascii_timeline",
+    "comparison_table",
+    "conditions",
+    "draw_grid",
+    "draw_latencies",
+    "draw_occupancy",
+    "draw_padding",
+    "draw_runs",
+    "draw_study",
+    "draw_timeline",
+    "house_style",
+    "plain_text",
+    "policy_colour",
+    "redraw",
+    "save",
+    "sweep_table",
+    "write_trace",
+]

@@ -1,0 +1,123 @@
+"""Everything that can be drawn from the files of a run or a study, into its `figures/` folder."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import polars as pl
+from matplotlib.figure import Figure
+from rich.console import RenderableType
+
+from cbjax.report.distributions import draw_latencies
+from cbjax.report.grid import draw_grid
+from cbjax.report.occupancy import draw_occupancy
+from cbjax.report.padding import draw_padding
+from cbjax.report.style import save
+from cbjax.report.tables import comparison_table, plain_text, sweep_table
+from cbjax.report.timeline import draw_timeline
+from cbjax.report.trace import write_trace
+from cbjax.results import Run, collect_runs, is_run, is_study, read_run
+
+MOST_COMPARED = 6
+MOST_TIMELINE_REQUESTS = 120
+
+FIGURES: dict[str, Callable[[Sequence[Run]], Figure]] = {
+    "latencies": draw_latencies,
+    "occupancy": draw_occupancy,
+    "padding": draw_padding,
+}
+
+
+class NotDrawable(ValueError):
+    """The folder holds neither a run nor a study."""
+
+
+def redraw(folder: str | Path) -> tuple[RenderableType, list[Path]]:
+    """Redraw a run or a study from its files.
+
+    Args:
+        folder: of a finished run, or of a study (finished, or indexed and about to be).
+
+    Returns:
+        The table to show and the files written.
+
+    Raises:
+        NotDrawable: the folder is neither.
+    """
+    folder = Path(folder)
+    if is_study(folder):
+        return draw_study(folder)
+    if is_run(folder):
+        run = read_run(folder)
+        return comparison_table([run]), draw_runs([run], folder / "figures")
+    raise NotDrawable(
+        f"{folder} is neither a study (no study.json) nor a run (no summary.json); give "
+        "results/<experiment>/<study hash> or a folder under its runs/"
+    )
+
+
+def draw_study(folder: str | Path) -> tuple[RenderableType, list[Path]]:
+    """Draw a study: grids if it sweeps two settings, else its runs beside one another.
+
+    Returns:
+        The comparison table and the files written, those of the single runs not included.
+    """
+    folder = Path(folder)
+    index = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+    figures, title = folder / "figures", index["experiment"]
+    rows = collect_runs(folder)
+    varied = [key for key in index["swept"] if key in rows.columns and rows[key].n_unique() > 1]
+    runs = [read_run(folder / "runs" / name) for name in index["runs"]]
+    table: RenderableType
+    if len(runs) > MOST_COMPARED or len(varied) == 2:
+        table, files = sweep_table(rows, varied, title=title), _grid_files(rows, varied, figures)
+    else:
+        table, files = comparison_table(runs, title), draw_runs(runs, figures)
+    figures.mkdir(exist_ok=True)
+    text = figures / "comparison.txt"
+    text.write_text(plain_text(table), encoding="utf-8")
+    return table, [text, *files]
+
+
+def draw_runs(runs: Sequence[Run], figures: Path) -> list[Path]:
+    """Draw runs beside one another: timeline, latencies, occupancy, padding, and the trace.
+
+    What was not recorded cannot be drawn: runs without iterations give latencies only, runs
+    without requests nothing.
+    """
+    with_requests = [run for run in runs if len(run.tables.requests)]
+    with_iterations = [run for run in with_requests if len(run.tables.iterations)]
+    scheduled = [
+        run
+        for run in with_iterations
+        if run.tables.schedule is not None and len(run.tables.schedule)
+    ]
+    written = []
+    if scheduled:
+        until_s = _legible_s(scheduled)
+        written.append(save(draw_timeline(scheduled, until_s), figures / "timeline.png"))
+    for name, figure in FIGURES.items():
+        drawable = with_requests if name == "latencies" else with_iterations
+        if drawable:
+            written.append(save(figure(drawable), figures / f"{name}.png"))
+    if scheduled:
+        written.append(write_trace(scheduled, figures / "trace.json"))
+    return written
+
+
+def _grid_files(rows: pl.DataFrame, varied: Sequence[str], figures: Path) -> list[Path]:
+    if len(varied) != 2:
+        return []
+    y, x = varied
+    return [save(draw_grid(rows, x, y), figures / "grid.png")]
+
+
+def _legible_s(runs: Sequence[Run]) -> float | None:
+    """The moment up to which a timeline has few enough requests to be read; None: all of it."""
+    moments = []
+    for run in runs:
+        arrivals = run.tables.requests["scheduled_arrival_s"].sort()
+        if len(arrivals) > MOST_TIMELINE_REQUESTS:
+            ends = run.tables.requests["finished_s"].drop_nulls().sort()
+            moments.append(float(ends[min(MOST_TIMELINE_REQUESTS, len(ends)) - 1]))
+    return max(moments, default=None)

@@ -1,0 +1,79 @@
+"""Names, units and digits of metrics, the same in tables and figures."""
+
+from collections.abc import Mapping
+
+LATENCY_TITLES: Mapping[str, str] = {
+    "ttft_s": "TTFT",
+    "ttft_sent_s": "TTFT from send",
+    "itl_s": "ITL",
+    "tpot_s": "TPOT",
+    "e2e_s": "E2E latency",
+    "queue_s": "queue",
+}
+TITLES: Mapping[str, str] = {
+    "output_tokens_per_s": "output tokens/s",
+    "total_tokens_per_s": "prompt and output tokens/s",
+    "requests_per_s": "requests/s",
+    "goodput_requests_per_s": "goodput (good requests/s)",
+    "slo_attainment": "SLO attainment (% of requests)",
+    "padding_fraction": "padding (% of positions)",
+    "useful_token_fraction": "useful (% of positions)",
+    "busy_fraction": "busy (% of time)",
+    "kv_utilisation": "KV memory in use holding tokens (%)",
+    "kv_waste": "KV memory in use holding nothing (%)",
+    "preemptions": "preemptions",
+    "recomputed_tokens": "recomputed tokens",
+    "wasted_tokens": "wasted tokens",
+    "iterations": "iterations",
+    "max_waiting": "most requests waiting",
+    "completed": "completed requests",
+    "rejected": "refused requests",
+    "failed": "failed requests",
+}
+PERCENT = {
+    "slo_attainment",
+    "padding_fraction",
+    "useful_token_fraction",
+    "busy_fraction",
+    "kv_utilisation",
+    "kv_waste",
+}
+ABSENT = "–"
+
+
+def metric_title(metric: str) -> str:
+    """A metric's name for people, with its unit; ITL and TPOT are shown in milliseconds.
+
+    Args:
+        metric: as in `collect_runs`, e.g. "ttft_s.p95".
+    """
+    name, _, statistic = metric.partition(".")
+    if name in LATENCY_TITLES:
+        return f"{LATENCY_TITLES[name]} {statistic} ({'ms' if _in_ms(name) else 's'})"
+    return TITLES.get(metric, metric)
+
+
+def number(value: float | int | None, metric: str) -> str:
+    """A metric's value in the unit of its title, with three significant digits; counts in full."""
+    if value is None:
+        return ABSENT
+    name = metric.partition(".")[0]
+    if name in PERCENT:
+        return f"{100 * value:.1f}"
+    if _in_ms(name):
+        return significant(1000.0 * value)
+    measured = name in LATENCY_TITLES or name.endswith("_per_s")
+    return significant(float(value) if measured or value != int(value) else int(value))
+
+
+def significant(value: float | int) -> str:
+    """Three significant digits, never in exponent form; an int in full."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    magnitude = abs(value)
+    decimals = 0 if magnitude >= 100 else 1 if magnitude >= 10 else 2 if magnitude >= 1 else 3
+    return f"{value:,.{decimals}f}"
+
+
+def _in_ms(name: str) -> bool:
+    return name in ("itl_s", "tpot_s")

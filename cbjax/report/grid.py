@@ -1,0 +1,97 @@
+"""A sweep over two settings as heat maps, one per metric, with the numbers written in."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from cbjax.report.format import metric_title, number
+from cbjax.report.style import GREY, house_style, new_figure, safe
+
+METRICS = (
+    "output_tokens_per_s",
+    "ttft_s.p95",
+    "itl_s.p95",
+    "padding_fraction",
+    "kv_utilisation",
+    "preemptions",
+)
+SETTING_TITLES: Mapping[str, str] = {
+    "kv.block_size": "KV block size (tokens)",
+    "kv.num_blocks": "KV blocks",
+    "budget": "token budget (tokens)",
+    "seats": "seats",
+    "policy.max_num_batched_tokens": "token budget (tokens)",
+    "policy.max_num_seqs": "seats",
+}
+
+
+def draw_grid(table: pl.DataFrame, x: str, y: str, metrics: Sequence[str] = METRICS) -> Figure:
+    """Draw metrics over a grid of two settings.
+
+    Args:
+        table: from `collect_runs`: one row per run. Several runs of a cell (seeds) are averaged.
+        x: column of the setting along the horizontal axis, e.g. "kv.block_size".
+        y: column of the setting along the vertical axis.
+        metrics: columns to draw, one panel each; those that no run has are left out.
+
+    Raises:
+        ValueError: a setting is not a column of the table, or no metric is.
+    """
+    for setting in (x, y):
+        if setting not in table.columns:
+            raise ValueError(f"{setting!r} is not a setting of these runs; see the table's columns")
+    present = [name for name in metrics if name in table.columns and table[name].count()]
+    if not present:
+        raise ValueError(f"none of the metrics {', '.join(metrics)} was measured in these runs")
+    columns = min(len(present), 3)
+    lines = -(-len(present) // columns)
+    with house_style():
+        wide = max(0.62 * table[x].n_unique(), 2.6)
+        high = max(0.46 * table[y].n_unique(), 1.5)
+        figure = new_figure((wide + 1.1) * columns, (high + 1.0) * lines)
+        panels = figure.subplots(lines, columns, squeeze=False).flatten()
+        for panel, name in zip(panels, present, strict=False):
+            _draw(panel, table, x, y, name)
+        for panel in panels[len(present) :]:
+            panel.set_axis_off()
+        for place, panel in enumerate(panels[: len(present)]):
+            if place % columns == 0:
+                panel.set_ylabel(safe(SETTING_TITLES.get(y, y)))
+            if place + columns >= len(present):
+                panel.set_xlabel(safe(SETTING_TITLES.get(x, x)))
+    return figure
+
+
+def _draw(axis: Axes, table: pl.DataFrame, x: str, y: str, metric: str) -> None:
+    means = table.group_by(x, y).agg(pl.col(metric).mean())
+    places: dict[str, list[Any]] = {
+        setting: sorted(table[setting].drop_nulls().unique().to_list()) for setting in (x, y)
+    }
+    values = np.full((len(places[y]), len(places[x])), np.nan)
+    for at_x, at_y, value in means.iter_rows():
+        if value is not None and at_x is not None and at_y is not None:
+            values[places[y].index(at_y), places[x].index(at_x)] = value
+    image = axis.imshow(values, cmap="cividis", aspect="auto", origin="lower")
+    low, high = np.nanmin(values), np.nanmax(values)
+    for (row, column), value in np.ndenumerate(values):
+        dark = high > low and value < (low + high) / 2
+        text = "–" if np.isnan(value) else number(float(value), metric)
+        colour = GREY if np.isnan(value) else "white" if dark or high == low else "black"
+        axis.text(column, row, text, ha="center", va="center", color=colour, fontsize=9)
+    axis.set_xticks(range(len(places[x])), [safe(str(value)) for value in places[x]])
+    axis.set_yticks(range(len(places[y])), [safe(str(value)) for value in places[y]])
+    axis.set_title(metric_title(metric))
+    # Thin white lines between the cells, drawn as the grid of the minor ticks.
+    axis.set_xticks([place - 0.5 for place in range(1, len(places[x]))], minor=True)
+    axis.set_yticks([place - 0.5 for place in range(1, len(places[y]))], minor=True)
+    axis.set_axisbelow(False)
+    axis.grid(visible=False, which="major")
+    axis.grid(which="minor", color="white", linewidth=1.5)
+    axis.tick_params(which="both", length=0)
+    for spine in axis.spines.values():
+        spine.set_visible(False)
+    image.set_clim(low, high if high > low else low + 1)

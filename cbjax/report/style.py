@@ -1,0 +1,139 @@
+"""One look for every figure: sizes, fonts, and colours that mean the same thing everywhere.
+
+Colours are those of Okabe and Ito, which people with the common kinds of colour blindness can tell
+apart. A policy keeps its colour in every figure; what a request is doing has its own fixed colours.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib import font_manager
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from cbjax.results import Run
+
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+YELLOW, BLUE, VERMILION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
+GREY, LIGHT_GREY, PALE = "#666666", "#C8C8C8", "#EFEFEF"
+
+POLICY_COLOURS: Mapping[str, str] = {
+    "static": VERMILION,
+    "static padded": VERMILION,
+    "static ragged": ORANGE,
+    "orca": PURPLE,
+    "vllm": BLUE,
+    "sglang": GREEN,
+    "sarathi": SKY,
+    "tensorrt_llm": "#5B8C1A",
+    "tgi": "#8C5109",
+    "transformers": "#B8A800",
+    "triton": "#7A3E9D",
+    "llama_cpp": BLACK,
+}
+LINE_STYLES = ("-", "--", ":", "-.")
+
+# Fonts with Japanese glyphs that common systems have; the first one present is used as fallback.
+JAPANESE_FONTS = (
+    "Noto Sans CJK JP",
+    "Noto Sans JP",
+    "Hiragino Sans",
+    "Yu Gothic",
+    "Meiryo",
+    "IPAexGothic",
+    "IPAGothic",
+    "TakaoGothic",
+    "VL Gothic",
+)
+
+SETTINGS: Mapping[str, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "#E3E3E3",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "lines.linewidth": 1.6,
+    "hatch.linewidth": 0.6,
+    "savefig.dpi": 130,
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+}
+
+
+@contextmanager
+def house_style() -> Iterator[None]:
+    """Draw inside this; the settings of a surrounding notebook are left as they were."""
+    settings: Any = {**SETTINGS, "font.family": ["DejaVu Sans", *_japanese_fonts()]}
+    with matplotlib.rc_context(settings):
+        yield
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of a size in inches, laid out so that labels never overlap."""
+    return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=0.06, w_pad=0.06))
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write the figure; its folder is made if missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with house_style():
+        figure.savefig(path)
+    return path
+
+
+def policy_colour(policy: str) -> str:
+    """The colour of a policy; one not listed above gets a fixed colour by its name."""
+    if policy in POLICY_COLOURS:
+        return POLICY_COLOURS[policy]
+    choices = sorted(set(POLICY_COLOURS.values()))
+    return choices[hashlib.sha256(policy.encode()).digest()[0] % len(choices)]
+
+
+def line_styles(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Colour and dash per run: the policy's colour; runs of one colour differ in their dashes."""
+    seen: dict[str, int] = {}
+    styles = []
+    for run in runs:
+        colour = policy_colour(run.policy)
+        dash = LINE_STYLES[seen.get(colour, 0) % len(LINE_STYLES)]
+        seen[colour] = seen.get(colour, 0) + 1
+        styles.append({"color": colour, "linestyle": dash})
+    return styles
+
+
+def safe(text: str) -> str:
+    """The text with every character that no present font can draw written as its code.
+
+    Without a Japanese font a label then reads `\\u8a71` instead of an empty box, and two different
+    labels stay different. Dollar signs are kept from starting a formula.
+    """
+    drawn = "".join(
+        char if ord(char) in _drawable() or char == "\n" else f"\\u{ord(char):04x}" for char in text
+    )
+    return drawn.replace("$", r"\$")
+
+
+@cache
+def _japanese_fonts() -> tuple[str, ...]:
+    present = {font.name for font in font_manager.fontManager.ttflist}
+    return tuple(name for name in JAPANESE_FONTS if name in present)[:1]
+
+
+@cache
+def _drawable() -> frozenset[int]:
+    families = ["DejaVu Sans", *_japanese_fonts()]
+    files = [font_manager.findfont(family) for family in families]
+    charmaps = [font_manager.get_font(file).get_charmap() for file in files]
+    return frozenset(code for charmap in charmaps for code in charmap)

@@ -1,0 +1,143 @@
+"""Tables for the terminal: the same metrics side by side, one column or one row per run.
+
+Every number has its unit in its row's name, and the lines below say under which load, SLO and
+window they were measured: a comparison without these means nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from cbjax.metrics import as_slo
+from cbjax.report.format import ABSENT, metric_title, number, significant
+from cbjax.results import Run, flatten
+
+COMPARED = (
+    "output_tokens_per_s",
+    "requests_per_s",
+    "ttft_s.p50",
+    "ttft_s.p95",
+    "itl_s.p50",
+    "itl_s.p95",
+    "e2e_s.p50",
+    "e2e_s.p95",
+    "queue_s.p50",
+    "queue_s.p95",
+    "padding_fraction",
+    "useful_token_fraction",
+    "busy_fraction",
+    "kv_utilisation",
+    "preemptions",
+    "recomputed_tokens",
+    "completed",
+)
+ONLY_IF_ANY = ("rejected", "failed")
+ONLY_WITH_SLO = ("slo_attainment", "goodput_requests_per_s")
+SWEPT = ("output_tokens_per_s", "ttft_s.p95", "itl_s.p95", "padding_fraction", "preemptions")
+
+
+def comparison_table(runs: Sequence[Run], title: str = "") -> RenderableType:
+    """Metrics of a few runs side by side: a row per metric, a column per run.
+
+    Args:
+        runs: at least one.
+        title: above the table.
+
+    Returns:
+        For `rich.print`: the table, absent values as a dash, and below it the conditions.
+    """
+    table = Table(title=title or None)
+    table.add_column("metric (unit)", no_wrap=True)
+    for run in runs:
+        table.add_column(run.label, justify="right")
+    flat = [flatten(run.metrics) for run in runs]
+    metrics = list(COMPARED)
+    metrics += [name for name in ONLY_IF_ANY if any(values.get(name) for values in flat)]
+    metrics += ONLY_WITH_SLO if any(run.summary["slo"] for run in runs) else ()
+    for metric in metrics:
+        cells = [number(values.get(metric), metric) for values in flat]
+        if any(cell != ABSENT for cell in cells):
+            table.add_row(metric_title(metric), *cells)
+    return Group(table, Text(conditions(runs)))
+
+
+def sweep_table(
+    rows: pl.DataFrame, swept: Sequence[str], metrics: Sequence[str] = SWEPT, title: str = ""
+) -> Table:
+    """Many runs: a row per run with its swept settings and a few metrics.
+
+    Args:
+        rows: from `collect_runs`.
+        swept: columns of the settings that vary.
+        metrics: columns of the metrics to show.
+        title: above the table.
+    """
+    table = Table(title=title or None)
+    settings = [name for name in swept if name in rows.columns]
+    for name in settings or ["label"]:
+        table.add_column(name, justify="right" if settings else "left")
+    shown = [name for name in metrics if name in rows.columns and rows[name].count()]
+    for metric in shown:
+        table.add_column(metric_title(metric), justify="right")
+    for row in rows.iter_rows(named=True):
+        chosen = [str(row[name]) for name in settings or ["label"]]
+        table.add_row(*chosen, *(number(row[metric], metric) for metric in shown))
+    return table
+
+
+def conditions(runs: Sequence[Run]) -> str:
+    """Load, SLO, window, machine and compile time of runs, one line each; differing values all."""
+    lines = {
+        "backend": _each(runs, lambda run: run.summary["backend"]),
+        "device": _each(runs, lambda run: run.environment.get("device")),
+        "offered load": _each(runs, _load),
+        "SLO": _each(runs, lambda run: str(as_slo(run.summary["slo"]))),
+        "window": _each(runs, _window),
+        "compile time before the clock": _each(runs, _compile),
+        "not measured": _each(runs, _not_measured),
+    }
+    return "\n".join(f"{name}: {text}" for name, text in lines.items() if text)
+
+
+def plain_text(table: RenderableType, width: int = 120) -> str:
+    """The table as text without colours, for a file."""
+    console = Console(width=width, no_color=True, color_system=None, legacy_windows=False)
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get()
+
+
+def _each(runs: Sequence[Run], say: Any) -> str:
+    """What is said of the runs: once if all agree, otherwise by label."""
+    said: Mapping[str, str | None] = {run.label: say(run) for run in runs}
+    if len(set(said.values())) == 1:
+        return next(iter(said.values())) or ""
+    return "; ".join(f"{label}: {text}" for label, text in said.items() if text)
+
+
+def _load(run: Run) -> str:
+    rate = run.summary["offered_rate"]
+    requests = len(run.tables.requests) or run.metrics["completed"]
+    return f"{requests} requests, " + (f"{rate:g} per second" if rate else "no given rate")
+
+
+def _window(run: Run) -> str:
+    window = run.summary["window"]
+    where = f"from {window['start_s']:g} s" if window["rule"] == "given" else "the whole run"
+    return f"{significant(float(window['duration_s']))} s, {where}"
+
+
+def _compile(run: Run) -> str | None:
+    seconds, count = (run.environment.get(name) for name in ("compile_s", "compile_count"))
+    return None if seconds is None else f"{significant(float(seconds))} s for {count} programs"
+
+
+def _not_measured(run: Run) -> str | None:
+    by_reason: dict[str, list[str]] = {}
+    for metric, why in run.summary["not_measured"].items():
+        by_reason.setdefault(why, []).append(metric.removesuffix("_s"))
+    return "; ".join(f"{', '.join(names)} ({why})" for why, names in by_reason.items()) or None
