@@ -1,9 +1,28 @@
-"""The config edge: YAML and overrides in, checked dataclasses out."""
+"""The config edge: YAML and overrides in, checked dataclasses out.
+
+Names are resolved on first use, because the command line's help needs the list of YAML files and
+nothing of what stands behind it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from cbjax.config.errors import ConfigError
-from cbjax.config.load import Cell, Experiment, experiments, load_config
-from cbjax.config.policy import build_policy
-from cbjax.config.schema import RunConfig, StudyConfig
+
+if TYPE_CHECKING:
+    from cbjax.config.load import Cell, Experiment, experiments, load_config
+    from cbjax.config.policy import build_policy
+    from cbjax.config.schema import RunConfig, StudyConfig
+
+_HOME = {
+    "Cell": "load",
+    "Experiment": "load",
+    "RunConfig": "schema",
+    "StudyConfig": "schema",
+    "build_policy": "policy",
+    "experiments": "load",
+    "load_config": "load",
+}
 
 __all__ = [
     "Cell",
@@ -15,3 +34,9 @@ __all__ = [
     "experiments",
     "load_config",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    raise AttributeError(f"cbjax.config has no {name!r}")

@@ -5,7 +5,7 @@ from typing import Any
 
 from cbjax.config.errors import ConfigError, require_one_of
 from cbjax.config.paths import module_names
-from cbjax.config.policy import complete_policy
+from cbjax.config.policy import build_policy, complete_policy, knob_for
 from cbjax.config.schema import RootConfig, RunConfig
 from cbjax.metrics import Slo
 from cbjax.workload import Arrivals, Lengths
@@ -35,5 +35,20 @@ def run_config(root: RootConfig) -> RunConfig:
             text = str(error).removeprefix(f"{record.__name__.lower()}.")
             raise ConfigError(f"{place}.{text}") from error
     settings = {name: getattr(root, name) for name in RunConfig.__dataclass_fields__}
-    policy = complete_policy(root.policy, root.seats, root.budget)
-    return replace(RunConfig(**settings), policy=policy)
+    return _with_own_knobs(RunConfig(**settings))
+
+
+def _with_own_knobs(config: RunConfig) -> RunConfig:
+    """Every knob of the policy spelled out, and the aliases `seats` and `budget` resolved."""
+    policy = complete_policy(config.policy)
+    iteration_tokens = config.iteration_tokens
+    for alias in ("seats", "budget"):
+        value, knob = getattr(config, alias), knob_for(policy["name"], alias)
+        if value is not None and knob is not None:
+            policy[knob] = value
+        elif value is not None and alias == "budget":
+            iteration_tokens = iteration_tokens or value
+    build_policy(policy)
+    return replace(
+        config, policy=policy, seats=None, budget=None, iteration_tokens=iteration_tokens
+    )

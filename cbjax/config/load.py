@@ -51,9 +51,9 @@ class Experiment:
 
     @property
     def swept(self) -> list[str]:
-        """Dotted settings that differ between the cells."""
+        """Dotted settings that differ between the cells on purpose; seeds always may."""
         flat = [flatten(asdict(cell.config)) for cell in self.cells]
-        keys = dict.fromkeys(key for settings in flat for key in settings)
+        keys = dict.fromkeys(key for settings in flat for key in settings if key != "seed")
         return [key for key in keys if len({repr(cell.get(key)) for cell in flat}) > 1]
 
 

@@ -12,8 +12,6 @@ from cbjax import policies
 from cbjax.config.errors import ConfigError, impossible, nearest
 from cbjax.core.policy import Policy
 
-_ALIASES = ("seats", "budget")
-
 
 def knobs_of(name: str) -> dict[str, Any]:
     """The knobs of a policy and their defaults, in order.
@@ -29,35 +27,30 @@ def knobs_of(name: str) -> dict[str, Any]:
     }
 
 
-def complete_policy(
-    chosen: Mapping[str, Any], seats: int | None = None, budget: int | None = None
-) -> dict[str, Any]:
-    """A policy's name with all its knobs: given ones, aliases, defaults.
+def complete_policy(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """A policy's name with all its knobs, given ones and defaults.
 
     Args:
         chosen: `name` and any of its knobs.
-        seats, budget: set the knob that stands for it, if the policy has one.
 
     Raises:
-        ConfigError: an unknown policy or knob, or a value the policy refuses.
+        ConfigError: an unknown policy or knob, or a value of the wrong type.
     """
     name = chosen.get("name", "")
     known = knobs_of(name)
-    for knob in chosen:
-        if knob != "name" and knob not in known:
+    given = {knob: value for knob, value in chosen.items() if knob != "name"}
+    for knob, value in given.items():
+        if knob not in known:
             remedy = f"{name} has no such knob; {nearest(str(knob), known)}"
-            raise impossible(f"policy.{knob}", chosen[knob], remedy)
-        if knob != "name":
-            _check_type(name, str(knob), chosen[knob])
-    knobs = known | {knob: value for knob, value in chosen.items() if knob != "name"}
-    # The aliases are known only to a built policy; its defaults always build.
-    plain = policies.get(name)()
-    for alias, value in zip(_ALIASES, (seats, budget), strict=True):
-        knob = getattr(plain, alias)
-        if value is not None and knob is not None:
-            knobs[knob] = value
-    build_policy({"name": name, **knobs})
-    return {"name": name, **knobs}
+            raise impossible(f"policy.{knob}", value, remedy)
+        _check_type(name, knob, value)
+    return {"name": name, **known, **given}
+
+
+def knob_for(policy: str, alias: str) -> str | None:
+    """What a policy calls its "seats" or its "budget"; None where it has no such knob."""
+    # Only a built policy tells; its defaults always build.
+    return getattr(policies.get(policy)(), alias)
 
 
 def _check_type(policy: str, knob: str, value: Any) -> None:

@@ -14,23 +14,36 @@ from cbjax.metrics import LEVELS
 
 @dataclass
 class KvConfig:
-    """The KV cache: `num_blocks` blocks of `block_size` positions, or a share of free memory."""
+    """The KV cache, sized in one of three ways.
+
+    `num_blocks` blocks; or room for `positions` token positions, whatever the block size; or
+    `memory_fraction` of the free memory, which the engine measures.
+    """
 
     block_size: int = 16
     num_blocks: int | None = None
+    positions: int | None = None
     memory_fraction: float | None = None
 
     def __post_init__(self) -> None:
-        require_at_least("kv.block_size", self.block_size, 1)
-        require_at_least("kv.num_blocks", self.num_blocks, 1)
+        for name, least in (("block_size", 1), ("num_blocks", 1), ("positions", self.block_size)):
+            require_at_least(f"kv.{name}", getattr(self, name), least)
         share = self.memory_fraction
         if share is not None and not 0 < share < 1:
             raise impossible("kv.memory_fraction", share, "give a share of free memory, 0 < x < 1")
-        if share is not None and self.num_blocks is not None:
+        sizes = {name: getattr(self, name) for name in ("num_blocks", "positions")}
+        sizes["memory_fraction"] = share
+        given = [name for name, size in sizes.items() if size is not None]
+        if len(given) > 1:
             raise impossible(
-                "kv.memory_fraction", share, "leave it out, or set kv.num_blocks=null: one of them "
-                "sizes the pool"
+                f"kv.{given[1]}", sizes[given[1]], f"kv.{given[0]} = {sizes[given[0]]} sizes the "
+                "pool already; set one of the two to null"
             )
+
+    @property
+    def blocks(self) -> int | None:
+        """Blocks of the pool; None where free memory decides."""
+        return self.positions // self.block_size if self.positions else self.num_blocks
 
 
 @dataclass
@@ -172,8 +185,9 @@ class RunConfig:
     """One run: one policy on one workload under one set of settings and one seed.
 
     `policy` holds the policy's name and its own knobs. `seats` and `budget` reach the knob that
-    each system has for them, whatever it is called there. `iteration_tokens` bounds an iteration
-    of a policy that has no budget of its own.
+    each system has for them, whatever it is called there, and are empty once they have.
+    `iteration_tokens` bounds the tokens of an iteration, padding included; a `budget` given to a
+    policy that has none bounds it too.
     """
 
     policy: dict[str, Any] = field(default_factory=dict)
@@ -205,21 +219,20 @@ class StudyConfig:
     Attributes:
         cells: named variants, each a list of overrides, e.g. `[policy=static, seats=4]`.
         grid: override key -> values; every combination is a cell (of every variant).
-        figures: names of figures of the whole study.
-        run_figures: names of figures of each run.
-        metrics: columns of the printed table; none = the usual ones.
-        map: metric drawn over a grid of two keys.
         answers: how many answers to print in full.
+        timeline: print each run iteration by iteration (small examples only).
+        figures: "study" draws the runs beside one another, "all" also each run alone, "none".
     """
 
     cells: dict[str, list[str]] = field(default_factory=dict)
     grid: dict[str, list[Any]] = field(default_factory=dict)
-    figures: list[str] = field(default_factory=list)
-    run_figures: list[str] = field(default_factory=list)
-    metrics: list[str] = field(default_factory=list)
-    map: str | None = None
     answers: int = 0
     timeline: bool = False
+    figures: str = "study"
+
+    def __post_init__(self) -> None:
+        require_at_least("study.answers", self.answers, 0)
+        require_one_of("study.figures", self.figures, ["study", "all", "none"])
 
 
 @dataclass

@@ -9,8 +9,7 @@ from cbjax.experiment import backends
 from cbjax.experiment.answers import write_answers
 from cbjax.experiment.workload import build_workload, request_names
 from cbjax.metrics import LEVELS, Recorder, Slo, summarise
-from cbjax.results import Study, write_run
-from cbjax.results.environment import environment
+from cbjax.results import Study, describe_environment, write_run
 
 
 def run_cell(
@@ -42,8 +41,8 @@ def run_cell(
     with study.new_run(settings(cell), config.seed) as folder:
         write_run(
             folder, label=cell.label, policy=kind_of(config.policy), seed=config.seed,
-            config=settings(cell), environment=environment(**served.environment), summary=summary,
-            tables=tables.at_level(level), names=request_names(config),
+            config=settings(cell), environment=describe_environment(**served.environment),
+            summary=summary, tables=tables.at_level(level), names=request_names(config),
         )
         write_answers(folder, workload, served.answers)
 

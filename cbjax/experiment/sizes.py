@@ -12,7 +12,7 @@ def sizes_of(config: RunConfig) -> dict[str, Any]:
     """Block size, pool, window and tokens of an iteration, as keyword arguments."""
     return {
         "block_size": config.kv.block_size,
-        "num_blocks": config.kv.num_blocks,
+        "num_blocks": config.kv.blocks,
         "iteration_tokens": config.iteration_tokens,
         "window": config.window,
     }

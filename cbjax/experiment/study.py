@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,9 @@ import polars as pl
 from cbjax.config import Experiment
 from cbjax.experiment.backends import Progress
 from cbjax.experiment.cell import run_cell, settings
-from cbjax.results import Run, Study, collect_runs, open_study, read_run
+from cbjax.results import Run, Study, collect_runs, open_study
 
 Say = Callable[[str], None]
-Draw = Callable[[Path, Experiment], None]
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class StudyResult:
 
     @property
     def figures(self) -> list[Path]:
-        """All figures of the study and its runs."""
+        """Figures and trace of the study."""
         return sorted(self.folder.glob("figures/*.png")) + sorted(
-            self.folder.glob("runs/*/figures/*.png")
+            self.folder.glob("figures/*.json")
         )
 
 
@@ -80,8 +80,7 @@ def run_experiment(
             run_cell(cell, study, shared, progress)
         if not study.finished:
             _draw(study, experiment)
-    runs = tuple(read_run(study.folder / "runs" / name) for name in study.order)
-    return StudyResult(experiment, study.folder, runs, tuple(reused))
+    return StudyResult(experiment, study.folder, tuple(study.runs()), tuple(reused))
 
 
 def study_settings(experiment: Experiment) -> dict[str, Any]:
@@ -90,4 +89,12 @@ def study_settings(experiment: Experiment) -> dict[str, Any]:
 
 
 def _draw(study: Study, experiment: Experiment) -> None:
+    """Figures from the files, as `python -m cbjax.report` draws them again later."""
     study.write_index()
+    if experiment.study.figures == "none":
+        return
+    report = import_module("cbjax.report")
+    report.draw_study(study.folder)
+    if experiment.study.figures == "all":
+        for run in study.runs():
+            report.draw_runs([run], run.folder / "figures")

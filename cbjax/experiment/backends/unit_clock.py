@@ -16,7 +16,7 @@ def serve(
 ) -> Served:
     """Serve the workload; see `cbjax.experiment.backends`."""
     for field, value in (
-        ("kv.num_blocks", config.kv.num_blocks), ("model.max_length", config.model.max_length)
+        ("kv.num_blocks", config.kv.blocks), ("model.max_length", config.model.max_length)
     ):
         if value is None:
             raise ConfigError(f"{field} = null: without a model nothing else tells; give a number")
