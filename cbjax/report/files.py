@@ -4,12 +4,11 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import polars as pl
 from matplotlib.figure import Figure
 from rich.console import RenderableType
 
 from cbjax.report.distributions import draw_latencies
-from cbjax.report.grid import draw_grid
+from cbjax.report.grid import draw_grid, grid_axes, is_full_grid
 from cbjax.report.occupancy import draw_occupancy
 from cbjax.report.padding import draw_padding
 from cbjax.report.style import save
@@ -36,7 +35,8 @@ def redraw(folder: str | Path) -> tuple[RenderableType, list[Path]]:
     """Redraw a run or a study from its files.
 
     Args:
-        folder: of a finished run, or of a study (finished, or indexed and about to be).
+        folder: of a finished run, or of a study (finished, or indexed and about to be). The runs of
+            a study are redrawn if they had figures of their own.
 
     Returns:
         The table to show and the files written.
@@ -45,15 +45,18 @@ def redraw(folder: str | Path) -> tuple[RenderableType, list[Path]]:
         NotDrawable: the folder is neither.
     """
     folder = Path(folder)
-    if is_study(folder):
-        return draw_study(folder)
     if is_run(folder):
         run = read_run(folder)
         return comparison_table([run]), draw_runs([run], folder / "figures")
-    raise NotDrawable(
-        f"{folder} is neither a study (no study.json) nor a run (no summary.json); give "
-        "results/<experiment>/<study hash> or a folder under its runs/"
-    )
+    if not is_study(folder):
+        raise NotDrawable(
+            f"{folder} is neither a study (no study.json) nor a run (no summary.json); give "
+            "results/<experiment>/<study hash> or a folder under its runs/"
+        )
+    table, written = draw_study(folder)
+    for figures in sorted(folder.glob("runs/*/figures")):
+        written += draw_runs([read_run(figures.parent)], figures)
+    return table, written
 
 
 def draw_study(folder: str | Path) -> tuple[RenderableType, list[Path]]:
@@ -64,19 +67,23 @@ def draw_study(folder: str | Path) -> tuple[RenderableType, list[Path]]:
     """
     folder = Path(folder)
     index = json.loads((folder / "study.json").read_text(encoding="utf-8"))
-    figures, title = folder / "figures", index["experiment"]
-    rows = collect_runs(folder)
-    varied = [key for key in index["swept"] if key in rows.columns and rows[key].n_unique() > 1]
-    runs = [read_run(folder / "runs" / name) for name in index["runs"]]
-    table: RenderableType
-    if len(runs) > MOST_COMPARED or len(varied) == 2:
-        table, files = sweep_table(rows, varied, title=title), _grid_files(rows, varied, figures)
-    else:
-        table, files = comparison_table(runs, title), draw_runs(runs, figures)
+    figures, title, names = folder / "figures", index["experiment"], index["runs"]
     figures.mkdir(exist_ok=True)
+    rows = collect_runs(folder)
+    axes = grid_axes(rows, index["swept"])
+    table: RenderableType
+    if is_full_grid(rows, axes):
+        y, x = axes
+        table = sweep_table(rows, axes, title=title)
+        written = [save(draw_grid(rows, x, y), figures / "grid.png")]
+    elif len(names) > MOST_COMPARED:
+        table, written = sweep_table(rows, axes, title=title), []
+    else:
+        runs = [read_run(folder / "runs" / name) for name in names]
+        table, written = comparison_table(runs, title), draw_runs(runs, figures)
     text = figures / "comparison.txt"
     text.write_text(plain_text(table), encoding="utf-8")
-    return table, [text, *files]
+    return table, [text, *written]
 
 
 def draw_runs(runs: Sequence[Run], figures: Path) -> list[Path]:
@@ -103,13 +110,6 @@ def draw_runs(runs: Sequence[Run], figures: Path) -> list[Path]:
     if scheduled:
         written.append(write_trace(scheduled, figures / "trace.json"))
     return written
-
-
-def _grid_files(rows: pl.DataFrame, varied: Sequence[str], figures: Path) -> list[Path]:
-    if len(varied) != 2:
-        return []
-    y, x = varied
-    return [save(draw_grid(rows, x, y), figures / "grid.png")]
 
 
 def _legible_s(runs: Sequence[Run]) -> float | None:

@@ -66,6 +66,41 @@ def draw_grid(table: pl.DataFrame, x: str, y: str, metrics: Sequence[str] = METR
     return figure
 
 
+def grid_axes(table: pl.DataFrame, swept: Sequence[str]) -> list[str]:
+    """The settings a sweep really varies, one per independent axis.
+
+    Settings that move together (a budget and its alias, a block size and the number of blocks that
+    keeps memory equal) are one axis, named by the best-known of them.
+
+    Args:
+        table: from `collect_runs`.
+        swept: names of settings that differ between runs.
+
+    Returns:
+        Column names in the order of `swept`. They span a full grid if the product of their values'
+        numbers is the number of distinct combinations, see `is_full_grid`.
+    """
+    axes: dict[tuple[int, ...], str] = {}
+    for name in swept:
+        if name not in table.columns or table[name].n_unique() < 2:
+            continue
+        # Two columns that split the runs into the same groups are the same axis.
+        values = table[name].to_list()
+        groups = tuple(values.index(value) for value in values)
+        if groups not in axes or (name in SETTING_TITLES and axes[groups] not in SETTING_TITLES):
+            axes[groups] = name
+    return list(axes.values())
+
+
+def is_full_grid(table: pl.DataFrame, axes: Sequence[str]) -> bool:
+    """Whether two axes were swept against each other completely."""
+    if len(axes) != 2:
+        return False
+    first, second = axes
+    combinations = table.select(axes).n_unique()
+    return combinations == table[first].n_unique() * table[second].n_unique()
+
+
 def _draw(axis: Axes, table: pl.DataFrame, x: str, y: str, metric: str) -> None:
     means = table.group_by(x, y).agg(pl.col(metric).mean())
     places: dict[str, list[Any]] = {

@@ -1,0 +1,94 @@
+"""Redrawing needs the files and nothing else."""
+
+import subprocess
+import sys
+
+import pytest
+
+from cbjax.metrics import summarise
+from cbjax.report import NotDrawable, redraw
+from cbjax.report.__main__ import main
+from cbjax.results import describe_environment, open_study
+
+RUN_FIGURES = ["latencies.png", "occupancy.png", "padding.png", "timeline.png", "trace.json"]
+
+
+def drawn(folder) -> list[str]:
+    return sorted(path.name for path in (folder / "figures").iterdir())
+
+
+@pytest.fixture
+def make_study(tmp_path, batcher_run):
+    """A study whose cells are given as label -> settings of the fake batcher."""
+
+    def make(cells, swept):
+        with open_study(tmp_path / "results", "demo", {"n": len(cells)}, swept=swept) as study:
+            for label, knobs in cells.items():
+                tables = batcher_run(label, count=3, **knobs).tables
+                study.save_run(
+                    {"budget": 128, "kv": {"block_size": 16}, **knobs.get("config", {})},
+                    0,
+                    label=label,
+                    policy="vllm",
+                    environment=describe_environment(),
+                    summary=summarise(tables.requests, tables.iterations, backend="simulated"),
+                    tables=tables,
+                )
+        return study.path
+
+    return make
+
+
+def test_a_run_is_redrawn(runs):
+    _, written = redraw(runs[0].folder)
+    assert sorted(path.name for path in written) == RUN_FIGURES == drawn(runs[0].folder)
+
+
+def test_runs_with_fewer_rows_give_fewer_figures(runs):
+    folder = runs[0].folder
+    for name in ("schedule", "memory"):
+        (folder / f"{name}.parquet").unlink()
+    redraw(folder)
+    assert drawn(folder) == ["latencies.png", "occupancy.png", "padding.png"]
+
+
+def test_a_study_is_compared_and_its_drawn_runs_are_redrawn(make_study):
+    cells = {"a": {"config": {"budget": 64}}, "b": {"config": {"budget": 128}}}
+    path = make_study(cells, ["budget"])
+    assert len(redraw(path)[1]) == 1 + len(RUN_FIGURES)
+    assert drawn(path) == ["comparison.txt", *RUN_FIGURES]
+    first = next((path / "runs").iterdir())
+    redraw(first)
+    assert len(redraw(path)[1]) == 1 + 2 * len(RUN_FIGURES)
+
+
+def test_a_sweep_over_two_settings_becomes_a_grid(make_study):
+    cells = {
+        f"{budget} {block}": {"config": {"budget": budget, "kv": {"block_size": block}}}
+        for budget in (64, 128)
+        for block in (8, 16)
+    }
+    path = make_study(cells, ["budget", "kv.block_size"])
+    redraw(path)
+    assert drawn(path) == ["comparison.txt", "grid.png"]
+    assert "kv.block_size" in (path / "figures" / "comparison.txt").read_text()
+
+
+def test_the_command_prints_the_table_and_the_places(runs, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main([str(runs[0].folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "output tokens/s" in printed
+    assert str(runs[0].folder / "figures" / "timeline.png") in printed
+
+
+def test_a_folder_that_is_neither_is_a_clear_error(tmp_path, capsys):
+    with pytest.raises(NotDrawable, match="neither a study"):
+        redraw(tmp_path)
+    assert main([str(tmp_path)]) == 2
+    assert "give results/<experiment>/<study hash>" in capsys.readouterr().err
+
+
+def test_reports_need_no_jax():
+    program = "import sys, cbjax.report, cbjax.metrics; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
