@@ -73,8 +73,10 @@ def _samples(run: Run) -> dict[str, np.ndarray]:
 
 
 def _draw(axis: Axes, ordered: np.ndarray, **style) -> None:
-    shares = np.linspace(0, 1, len(ordered) + 1) if len(ordered) else np.empty(0)
-    axis.step(np.concatenate([ordered[:1], ordered]), shares, where="post", **style)
+    # Percentiles interpolate between order statistics, so the curve does too: the dots lie on it.
+    if len(ordered) == 1:
+        ordered = np.repeat(ordered, 2)
+    axis.plot(ordered, np.linspace(0, 1, len(ordered)), **style)
     if len(ordered):
         points = np.percentile(ordered, [50, 95], method="linear")
         axis.plot(points, [0.5, 0.95], "o", color=style["color"], markersize=4)

@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from cbjax.report.style import BLUE, GREEN, GREY, ORANGE, VERMILION, house_style, new_figure, safe
 from cbjax.results import Run
@@ -64,16 +67,25 @@ def draw_occupancy(runs: Sequence[Run]) -> Figure:
 def _draw(upper: Axes, lower: Axes, run: Run) -> None:
     rows = run.tables.iterations
     start_s = rows["start_s"].to_numpy()
-    waiting = (rows["waiting"] + rows["backlog"]).to_numpy()
-    upper.step(start_s, rows["running"].to_numpy(), where="post", color=BLUE, label="running")
-    upper.step(start_s, waiting, where="post", color=ORANGE, label="waiting")
+    # The last iteration is drawn to its end.
+    edges = np.append(start_s, start_s[-1] + rows["duration_s"][-1])
+    waiting = rows["waiting"] + rows["backlog"]
+    upper.step(edges, _held(rows["running"]), where="post", color=BLUE, label="running")
+    upper.step(edges, _held(waiting), where="post", color=ORANGE, label="waiting")
     used = rows["used_blocks"].to_numpy()
     pool = float((used + rows["free_blocks"].to_numpy()).max())
-    lower.fill_between(start_s, used, step="post", color=GREEN, alpha=0.25, linewidth=0)
-    lower.step(start_s, used, where="post", color=GREEN, label="used blocks")
+    held = _held(rows["used_blocks"])
+    lower.fill_between(edges, held, step="post", color=GREEN, alpha=0.25, linewidth=0)
+    lower.step(edges, held, where="post", color=GREEN, label="used blocks")
     lower.axhline(pool, color=GREY, linestyle="--", linewidth=1.2, label="pool")
     hit = rows["preempted"].to_numpy() > 0
     if hit.any():
         level = [pool] * int(hit.sum())
         lower.plot(start_s[hit], level, "v", color=VERMILION, markersize=6, label="preemption")
     upper.set_title(safe(run.label))
+    for axis in (upper, lower):
+        axis.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+
+
+def _held(values: pl.Series) -> np.ndarray:
+    return np.append(values.to_numpy(), values[-1])

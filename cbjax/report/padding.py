@@ -10,6 +10,7 @@ from cbjax.report.style import LIGHT_GREY, ORANGE, SKY, VERMILION, house_style, 
 from cbjax.results import Run
 
 FLOOR = 0.5
+MOST_TICKS = 6
 
 
 def draw_padding(runs: Sequence[Run]) -> Figure:
@@ -37,12 +38,15 @@ def draw_padding(runs: Sequence[Run]) -> Figure:
         )
         every = [_layers(run) for run in runs]
         top = max(float(np.sum([v for _, v, _ in layers], axis=0).max()) for layers in every)
+        powers = range(0, int(np.log2(max(top, 1))) + 1)
+        ticks = [2**power for power in powers][:: 1 + len(powers) // MOST_TICKS]
         for (left, right), run, layers in zip(grid, runs, every, strict=True):
             _draw_iterations(left, layers)
             _draw_totals(right, layers)
             left.set_title(safe(run.label))
             left.set_ylabel("positions (log scale)")
             left.set_ylim(FLOOR, 1.3 * top)
+            left.set_yticks(ticks, [str(tick) for tick in ticks])
         grid[-1, 0].set_xlabel("iteration")
         grid[-1, 1].set_xlabel("share of all positions (%)")
         present = {name for layers in every for name, values, _ in layers if values.any()}
@@ -79,7 +83,6 @@ def _draw_iterations(axis: Axes, layers: Sequence[tuple[str, np.ndarray, str]]) 
         axis.stairs(top, edges, baseline=base, fill=True, color=colour, label=name)
         below = below + values
     axis.set_yscale("log", base=2)
-    axis.yaxis.set_major_formatter(lambda value, _: f"{value:.0f}")
     axis.margins(x=0.01)
 
 
