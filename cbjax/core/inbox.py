@@ -88,12 +88,14 @@ def door(
     kv_room = pool - prompt + (0 if traits.reserves_output else 1)
     room = jnp.minimum(system.max_length - prompt, kv_room)
     wanted = jnp.where(max_tokens > 0, max_tokens, room)
-    need = blocks_for(prompt + jnp.where((wanted == 1) & (kv_room >= 1), 0, 1), system.block_size)
+    only_one = (max_tokens == 1) | (system.max_length - prompt == 1)
+    unstored = only_one & (not traits.reserves_output)
+    need = blocks_for(prompt + jnp.where(unstored, 0, 1), system.block_size)
     refusal = jnp.select(
         [
             prompt <= 0,
             prompt >= system.max_length,
-            (need > system.num_blocks) | (kv_room < 1),
+            need > system.num_blocks,
             traits.whole_prompts & (prompt > limits.tokens),
         ],
         [
