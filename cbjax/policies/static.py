@@ -113,7 +113,9 @@ def _decide(knobs: dict, batch: Batch, view: View):
     queue = rules.admit_in_order(
         view,
         rules.start_queue(
-            view, budget=view.iteration_tokens, seats=knobs["max_batch_size"],
+            view, budget=view.iteration_tokens,
+            # One token of each must fit an iteration.
+            seats=jnp.minimum(knobs["max_batch_size"], view.iteration_tokens),
             free=view.free_blocks, grant=zeros, kv_tokens=zeros,
             limited_by=jnp.where(idle, int(LimitedBy.QUEUE_EMPTY), waits), extra=nobody,
         ),
