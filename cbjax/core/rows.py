@@ -60,7 +60,7 @@ def empty_rows(count: int) -> Rows:
 
     def full(value: int) -> Array:
         # A buffer of its own for every field: donated buffers must not be shared.
-        return jnp.full(count, value, jnp.int32)
+        return jnp.full(count, int(value), jnp.int32)
 
     return Rows(
         request=full(NO_REQUEST), group=full(NO_GROUP), status=full(Status.FREE),

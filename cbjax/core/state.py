@@ -1,6 +1,7 @@
 """The state of one system: rows, run order, blocks, token ids, counters, the policy's own state."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -56,6 +57,12 @@ def initial_state(policy: Policy, limits: Limits, system: System) -> State:
                 f"{knob} = {policy.knobs[knob]} exceeds limits.{capacity} = "
                 f"{getattr(limits, capacity)}: raise the limit or lower {knob}"
             )
+    return _empty(limits, system, policy.init(policy.knobs, limits, system))
+
+
+# One program instead of some sixty small ones: a sweep builds many states.
+@partial(jax.jit, static_argnames=("limits",))
+def _empty(limits: Limits, system: System, carried: Any) -> State:
     state = State(
         rows=empty_rows(limits.rows),
         running=jnp.full(limits.seats, NO_ROW, jnp.int32),
@@ -65,7 +72,7 @@ def initial_state(policy: Policy, limits: Limits, system: System) -> State:
         ),
         token_ids=jnp.zeros((limits.rows, limits.context), jnp.int32),
         system=system,
-        policy=policy.init(policy.knobs, limits, system),
+        policy=carried,
         queue_front=jnp.int32(0),
         queue_back=jnp.int32(0),
         swap_free=system.swap_blocks,
