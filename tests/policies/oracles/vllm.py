@@ -1,0 +1,89 @@
+"""vLLM V1's scheduler in plain Python: first come, first served, without prefix caching.
+
+Written from the numbered steps of its description (running pass, then waiting pass) and the
+surprises seen in decisions recorded from release 0.32.
+"""
+
+from dataclasses import dataclass
+
+from tests.policies.oracles.common import Scheduler, Sequence
+
+
+@dataclass
+class Vllm(Scheduler):
+    """Knobs by the system's own names."""
+
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 256
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    scheduler_reserve_full_isl: bool = True
+    watermark: float = 0.0
+
+    def schedule(self) -> dict:
+        left = self.max_num_batched_tokens
+        alone = len(self.running) + len(self.queue) == 1
+        preempted: list[Sequence] = []
+
+        index = 0
+        while index < len(self.running) and left > 0:
+            sequence = self.running[index]
+            tokens = self._capped(sequence.tokens - sequence.computed, alone)
+            tokens = min(tokens, left)
+            lacking = self.blocks_of(sequence.computed + tokens) - sequence.blocks
+            while lacking > self.free:
+                victim = self.running.pop()
+                self.drop(victim)
+                victim.computed = 0
+                self.queue.insert(0, victim)
+                preempted.append(victim)
+                if victim is sequence:
+                    break
+            if preempted and preempted[-1] is sequence:
+                break
+            self.take(sequence, max(lacking, 0))
+            self.run(sequence, tokens)
+            left -= tokens
+            index += 1
+
+        new: list[Sequence] = []
+        resumed: list[Sequence] = []
+        if preempted:
+            limited_by = "preempting"
+        else:
+            limited_by = self._admit(left, alone, new, resumed)
+        return self.decided(new=new, resumed=resumed, preempted=preempted, limited_by=limited_by)
+
+    def _capped(self, tokens: int, alone: bool) -> int:
+        threshold = self.long_prefill_token_threshold
+        return threshold if 0 < threshold < tokens and not alone else tokens
+
+    def _admit(self, left: int, alone: bool, new: list[Sequence], resumed: list[Sequence]) -> str:
+        while self.queue:
+            if len(self.running) == self.max_num_seqs:
+                return "seats"
+            if left == 0:
+                return "budget"
+            head = self.queue[0]
+            tokens = self._capped(head.tokens, alone)
+            if tokens > left:
+                if not self.enable_chunked_prefill:
+                    return "budget"
+                tokens = left
+            must_fit = self.blocks_of(
+                head.tokens if self.scheduler_reserve_full_isl else tokens
+            )
+            if must_fit > self.free:
+                return "blocks"
+            # The null block counts here although nobody ever gets it.
+            kept = int(self.watermark * (self.num_blocks + 1)) if self.running else 0
+            if must_fit + kept > self.free:
+                return "watermark"
+            self.queue.pop(0)
+            self.running.append(head)
+            (resumed if head.ran_before else new).append(head)
+            head.ran_before = True
+            self.take(head, self.blocks_of(tokens))
+            self.run(head, tokens)
+            left -= tokens
+        return "queue_empty"

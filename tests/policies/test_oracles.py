@@ -1,0 +1,76 @@
+"""Each array policy beside its plain-Python oracle, decision by decision, on random workloads."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from tests.policies.beside import CASES, array_log, mismatch, oracle_log
+
+QUICK = {"vllm": 520, "orca": 250, "static": 250}
+SLOW = {"vllm": 3000, "orca": 1000, "static": 1500}
+
+
+def compare(name: str, examples: int, seeded: bool) -> Counter:
+    """Draw workloads, step both, and count what happened in them."""
+    seen: Counter = Counter()
+
+    @settings(
+        max_examples=examples, deadline=None, derandomize=seeded, database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=CASES[name])
+    def agree(case):
+        log = array_log(case)
+        difference = mismatch(log, oracle_log(case))
+        assert difference is None, f"{difference} in {case}"
+        seen["workloads"] += 1
+        seen["iterations"] += len(log)
+        seen["decisions"] += sum(len(entry.scheduled) for entry in log)
+        for what in ("preempted", "resumed", "refused", "aborted", "backlog", "extra_tokens"):
+            seen[what] += any(getattr(entry, what) for entry in log)
+        seen["stopped"] += any("stop" in entry.finish_reasons for entry in log)
+
+    agree()
+    return seen
+
+
+def describe(name: str, seen: Counter) -> str:
+    total = seen["workloads"]
+    shares = ", ".join(
+        f"{what} {seen[what] / total:.0%}"
+        for what in ("preempted", "resumed", "refused", "aborted", "backlog", "stopped")
+    )
+    return (
+        f"{name} beside its oracle: {total} workloads, {seen['iterations']} iterations, "
+        f"{seen['decisions']} decisions, 0 differences; workloads with {shares}"
+    )
+
+
+@pytest.mark.parametrize("name", sorted(QUICK))
+def test_array_policy_decides_as_its_oracle(name, report_line):
+    seen = compare(name, QUICK[name], seeded=True)
+    report_line(describe(name, seen))
+    assert seen["workloads"] >= QUICK[name]
+    check_variety(name, seen)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(SLOW))
+def test_array_policy_decides_as_its_oracle_on_many_more(name, report_line):
+    seen = compare(name, SLOW[name], seeded=False)
+    report_line(describe(name, seen))
+    check_variety(name, seen)
+
+
+def check_variety(name: str, seen: Counter) -> None:
+    """The workloads must reach what they are drawn for."""
+    total = seen["workloads"]
+    for what in ("refused", "aborted", "backlog", "stopped"):
+        assert seen[what] >= total / 20, f"{what}: {seen[what]} of {total}"
+    if name == "vllm":
+        assert seen["preempted"] >= total / 3, f"{seen['preempted']} of {total} preempt"
+        assert seen["resumed"] >= total / 5
+    else:
+        assert not seen["preempted"]
+    assert bool(seen["extra_tokens"]) == (name == "static")
