@@ -153,6 +153,19 @@ def test_a_request_draws_the_same_whoever_shares_its_batch():
                 assert draw(logits, requests, indices, fill_to=rows)[seat] == alone
 
 
+def test_rows_drawn_at_once_agree_with_rows_drawn_one_by_one(monkeypatch):
+    """Accelerators draw all rows at once, the CPU one after another."""
+    logits = logits_of(17, rows=8, step=0.25)
+    requests = [None, Sampling(1.0, seed=1), Sampling(2.0, top_k=150, seed=2),
+                Sampling(9.0, top_p=0.95, seed=3), Sampling(9.0, 150, 0.99, seed=4),
+                Sampling(0.5, top_k=5, seed=5), Sampling(1.0, top_p=0.3, seed=6), None]
+    one_by_one = draw(logits, requests)
+    params = stack_sampling(requests, ())
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    at_once = sample.__wrapped__(logits, params, np.zeros(8, np.int32), VOCAB)
+    assert np.asarray(at_once).tolist() == one_by_one
+
+
 def test_tokens_of_a_request_vary_with_index_and_seed():
     logits = np.zeros((64, VOCAB), np.float32)
     by_index = draw(logits, [Sampling(1.0, seed=4)] * 64, list(range(64)))
@@ -162,14 +175,19 @@ def test_tokens_of_a_request_vary_with_index_and_seed():
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 5}, {"top_p": 0.8}])
 def test_frequencies_follow_the_probabilities(options):
-    logits = np.array([2.0, 1.0, 0.5, 0.0, -1.0, 1.5, -2.0, 0.25], np.float32)
+    """Eight tokens in three groups of lanes, everything else banned."""
+    ids = [0, 5, 127, 128, 200, 255, 256, 299]
+    some = np.array([2.0, 1.0, 0.5, 0.0, -1.0, 1.5, -2.0, 0.25], np.float32)
+    logits = np.full(300, -np.inf, np.float32)
+    logits[ids] = some
     size = 4096
     tokens = draws(logits, lambda seed: Sampling(1.3, seed=seed, **options), size)
-    mass = np.exp(logits / 1.3)
-    kept = expected_kept(logits, mass, options.get("top_k", 0), options.get("top_p", 1.0))
+    mass = np.exp(some / 1.3)
+    kept = expected_kept(some, mass, options.get("top_k", 0), options.get("top_p", 1.0))
     share = np.where(np.isin(np.arange(8), list(kept)), mass, 0)
     share /= share.sum()
-    seen = np.bincount(tokens, minlength=8) / size
+    seen = np.bincount(tokens, minlength=300)[ids] / size
+    assert seen.sum() == 1
     assert np.all(np.abs(seen - share) <= 5 * np.sqrt(share * (1 - share) / size))
 
 
