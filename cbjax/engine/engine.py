@@ -109,16 +109,16 @@ class Engine:
             self.limits, block_size=block_size, num_blocks=self.num_blocks,
             max_length=self.max_length,
         )
-        self._executor: ModelExecutor = model_executor(
+        self.executor: ModelExecutor = model_executor(
             model, rows=self.limits.rows, num_blocks=self.num_blocks, block_size=block_size,
             dtype=dtype, attention=attention,
         )
         self.clock = WallClock()
-        self._loop = Loop(
-            self.policy, self.limits, self.system, self.ladder, self._executor, self.clock, debug
+        self.scheduler = Loop(
+            self.policy, self.limits, self.system, self.ladder, self.executor, self.clock, debug
         )
         self._progress = progress
-        self._requests: dict[int, Request] = {}
+        self.requests: dict[int, Request] = {}
         self._next_id = 0
         self._held = HeldBack()
         self.compiled: CompileCount | None = None
@@ -147,7 +147,7 @@ class Engine:
                 inbox = empty_inbox(self.limits)
                 state = initial_state(self.policy, self.limits, self.system)
                 state, plan = schedule_jit(self.policy, state, inbox, self.limits)
-                self._executor.warm_up(state, plan, self.ladder, progress or self._progress)
+                self.executor.warm_up(state, plan, self.ladder, progress or self._progress)
                 nothing = np.zeros(self.limits.rows, np.int32), np.zeros(self.limits.rows, bool)
                 now = Time(np.int32(0), np.int32(0))
                 jax.block_until_ready(commit_jit(state, plan, *nothing, now))
@@ -163,7 +163,7 @@ class Engine:
     @property
     def alive(self) -> int:
         """Requests that have not ended."""
-        return len(self._requests)
+        return len(self.requests)
 
     def submit(
         self, prompt: Prompt, *, request_id: int | None = None, priority: int = 0,
@@ -188,15 +188,15 @@ class Engine:
         settings = Sampling(**sampling)
         ids = encode_prompt(prompt, self.model.tokenizer)
         request_id = self._next_id if request_id is None else request_id
-        self._loop.submit(
+        self.scheduler.submit(
             Arrival(
                 request_id, len(ids), settings.max_tokens or 0, ids,
                 self.clock.now() if arrival_s is None else arrival_s, priority,
             )
         )
         self._next_id = max(self._next_id, request_id + 1)
-        self._executor.samplings[request_id] = settings
-        self._requests[request_id] = Request(request_id, ids, settings)
+        self.executor.samplings[request_id] = settings
+        self.requests[request_id] = Request(request_id, ids, settings)
         return request_id
 
     def abort(self, request_id: int) -> Output | None:
@@ -205,7 +205,7 @@ class Engine:
         Returns:
             Its last output, or None if it has ended already or never was.
         """
-        request = self._requests.pop(request_id, None)
+        request = self.requests.pop(request_id, None)
         if request is None:
             return None
         self._forget(request_id)
@@ -213,7 +213,7 @@ class Engine:
 
     def step(self) -> list[Output]:
         """Run one iteration; returns what reaches the clients now."""
-        return self._turn()[1]
+        return self.turn()[1]
 
     def generate(self, prompts: Sequence[Prompt], **sampling) -> list[Completion]:
         """Answer all prompts; returns completions in the order of the prompts.
@@ -225,7 +225,15 @@ class Engine:
         if isinstance(prompts, str):
             raise ValueError("prompts: give a list of prompts, not a single text")
         self.compile()
-        requests = [self._requests[self.submit(prompt, **sampling)] for prompt in prompts]
+        requests: list[Request] = []
+        try:
+            for prompt in prompts:
+                requests.append(self.requests[self.submit(prompt, **sampling)])
+        except ValueError:
+            # All or none: what was queued before the bad prompt must not linger.
+            for request in requests:
+                self.abort(request.request_id)
+            raise
         while any(request.finish_reason is None for request in requests):
             self.step()
         return [request.completion() for request in requests]
@@ -239,7 +247,7 @@ class Engine:
         self.compile()
         request_id = self.submit(prompt, **sampling)
         try:
-            while request_id in self._requests:
+            while request_id in self.requests:
                 for output in self.step():
                     if output.request_id == request_id and output.error:
                         raise ValueError(output.error)
@@ -277,34 +285,34 @@ class Engine:
         if self.alive:
             raise ValueError(f"{self.alive} requests are alive: serve needs an idle engine")
         self.compile(progress)
-        self.clock = self._loop.clock = WallClock()
+        self.clock = self.scheduler.clock = WallClock()
         session = _Session(self, sampling)
         serve(session, workload, recorder, progress)
         return [session.requests[request.request_id].completion() for request in workload.requests]
 
     def _forget(self, request_id: int) -> None:
-        self._loop.abort(request_id)
-        self._executor.samplings.pop(request_id, None)
+        self.scheduler.abort(request_id)
+        self.executor.samplings.pop(request_id, None)
 
-    def _turn(self) -> tuple[Turn, list[Output]]:
-        """One step of the loop, turned into text."""
-        step = self._loop.step()
+    def turn(self) -> tuple[Turn, list[Output]]:
+        """Run one iteration; like `step`, with the scheduler's side of it."""
+        step = self.scheduler.step()
         outputs = [
-            self._requests.pop(request_id).end("refused", refusal.sentence)
+            self.requests.pop(request_id).end("refused", refusal.sentence)
             for request_id, refusal in step.refused
-            if request_id in self._requests
+            if request_id in self.requests
         ]
         fresh, stopped = self._take_tokens(step)
         if self.policy.traits.deliver_at == "token":
             self._drop_ended(fresh)
             return Turn(step, ended=tuple((one, "stop", None) for one in stopped)), outputs + fresh
         for output in fresh:
-            self._requests[output.request_id].keep(output)
+            self.requests[output.request_id].keep(output)
         self._held.finished += [(request_id, "stop") for request_id in stopped]
         delivered, finished = self._held.take(step)
-        delivered = [one for one in delivered if one[0] in self._requests]
-        finished = [one for one in finished if one[0] in self._requests]
-        fresh = [output for one, _ in delivered for output in self._requests[one].flush()]
+        delivered = [one for one in delivered if one[0] in self.requests]
+        finished = [one for one in finished if one[0] in self.requests]
+        fresh = [output for one, _ in delivered for output in self.requests[one].flush()]
         self._drop_ended(fresh)
         return Turn(step, delivered, finished), outputs + fresh
 
@@ -313,7 +321,7 @@ class Engine:
         outputs, stopped = [], []
         emitted = step.emitted
         for row in np.flatnonzero(emitted.emitted) if emitted is not None else ():
-            request = self._requests.get(int(emitted.requests[row]))
+            request = self.requests.get(int(emitted.requests[row]))
             if request is None:
                 continue
             reason = FinishReason(int(emitted.finished[row]))
@@ -328,7 +336,7 @@ class Engine:
     def _drop_ended(self, outputs: list[Output]) -> None:
         for output in outputs:
             if output.finish_reason:
-                del self._requests[output.request_id]
+                del self.requests[output.request_id]
 
 
 class _Session:
@@ -351,11 +359,11 @@ class _Session:
             arrival_s=due_s, seed=request.seed, max_tokens=request.max_tokens,
             ignore_eos=request.ignore_eos, **self._sampling,
         )
-        self.requests[request.request_id] = engine._requests[request.request_id]
+        self.requests[request.request_id] = engine.requests[request.request_id]
         return len(self.requests[request.request_id].prompt_ids)
 
     def turn(self) -> Turn:
-        return self._engine._turn()[0]
+        return self._engine.turn()[0]
 
 
 def _model_length(model: LoadedModel, wanted: int | None) -> int:

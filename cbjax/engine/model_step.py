@@ -48,17 +48,18 @@ def forward_step(
         config, rung, attention: static.
 
     Returns:
-        Logits `[S, V]`, the rows they belong to (P where none is sampled), and the cache.
+        Logits `[S, V]`, the rows they belong to (P where none is sampled), the output tokens of
+        each row so far, and the cache.
     """
     batch = pack(state, plan, rung)
     logits, keys, values = forward(weights, config, keys, values, batch, attention=attention)
     rows = jnp.where(batch.sampled, batch.rows, state.rows.request.shape[0])
-    return logits, rows, keys, values
+    return logits, rows, state.rows.known - state.rows.prompt, keys, values
 
 
 @partial(jax.jit, static_argnames=("vocab_size", "greedy_only"))
 def sample_step(
-    logits: Array, rows: Int[Array, "S"], state: State, params: SamplingParams, *,
+    logits: Array, rows: Int[Array, "S"], outputs: Int[Array, "P"], params: SamplingParams, *,
     vocab_size: int, greedy_only: bool,
 ) -> tuple[Int[Array, "P"], Bool[Array, "P"]]:
     """Draw a token for each sampled row.
@@ -66,17 +67,17 @@ def sample_step(
     Args:
         logits: `[S, V]`.
         rows: row of each sequence; P where none is sampled.
-        state: tells the index of the token in its request.
+        outputs: output tokens of each row so far: the index of the token in its request.
         params: sampling settings of all P rows.
         vocab_size, greedy_only: static.
 
     Returns:
         Token of each row, and whether it ends its request.
     """
-    count = state.rows.request.shape[0]
+    count = outputs.shape[0]
     row = jnp.minimum(rows, count - 1)
     mine = params.at(row)
-    index = (state.rows.known - state.rows.prompt)[row]
+    index = outputs[row]
     drawn = sample(logits, mine, index, vocab_size, greedy_only=greedy_only)
     tokens = jnp.zeros(count, jnp.int32).at[rows].set(drawn, mode="drop")
     stopped = jnp.zeros(count, bool).at[rows].set(ends_here(mine, drawn), mode="drop")
@@ -110,12 +111,12 @@ class ModelExecutor:
         return jax.device_get(self._run(state, plan, rung, greedy))
 
     def _run(self, state: State, plan: Plan, rung: Rung, greedy_only: bool):
-        logits, rows, self.keys, self.values = forward_step(
+        logits, rows, outputs, self.keys, self.values = forward_step(
             self.model.weights, self.keys, self.values, state, plan,
             config=self.model.config, rung=rung, attention=self.attention,
         )
         return sample_step(
-            logits, rows, state, self.params,
+            logits, rows, outputs, self.params,
             vocab_size=self.model.tokenizer.vocab_size, greedy_only=greedy_only,
         )
 
