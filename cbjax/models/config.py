@@ -170,11 +170,7 @@ def config_from_gguf(
         qkv_bias=family == "qwen2",
         qk_norm=family == "qwen3",
         tied=tied,
-        eos_ids=tuple(
-            int(metadata[f"tokenizer.ggml.{name}_token_id"])
-            for name in ("eos", "eot", "eom")
-            if f"tokenizer.ggml.{name}_token_id" in metadata
-        ),
+        eos_ids=tuple(sorted(_gguf_ids(metadata, "eos", "eot", "eom"))),
         bos_id=metadata.get("tokenizer.ggml.bos_token_id"),
     )
 
@@ -184,6 +180,11 @@ def as_ids(value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
     return tuple(int(i) for i in value) if isinstance(value, list | tuple) else (int(value),)
+
+
+def _gguf_ids(metadata: Mapping[str, Any], *names: str) -> set[int]:
+    found = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in names)
+    return {int(i) for i in found if i is not None}
 
 
 def _refuse_unsupported_hf(raw: Mapping[str, Any], family: str, max_length: int) -> None:
@@ -242,8 +243,11 @@ def _rope_divisors(rope: Mapping[str, Any], theta: float, head_dim: int) -> tupl
         )
     # Llama 3.1: wavelengths short against the original context stay, long ones are stretched by
     # `factor`, and those between are blended.
-    original = float(rope["original_max_position_embeddings"])
-    low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+    fields = ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
+    missing = [name for name in fields if rope.get(name) is None]
+    if missing:
+        raise ValueError(f"rope scaling llama3: {', '.join(missing)} missing in config.json")
+    original, low, high = (float(rope[name]) for name in fields)
     divisors = []
     for pair in range(pairs):
         turns = original / (2 * math.pi * theta ** (2 * pair / head_dim))

@@ -76,7 +76,8 @@ def gguf_config(file: GgufFile) -> ModelConfig:
     Raises:
         ValueError: it cannot be served.
     """
-    factors = file.read("rope_freqs.weight") if "rope_freqs.weight" in file.tensors else ()
+    named = "rope_freqs.weight"
+    factors = file.read(named).tolist() if named in file.tensors else ()
     return config_from_gguf(
         file.metadata, tied=NAMES["gguf"]["head"] not in file.tensors, rope_factors=factors
     )

@@ -10,7 +10,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from cbjax.models.byte_level import sentence_bytes, spelled_bytes
+from cbjax.models.token_bytes import sentence_bytes, spelled_bytes
 from cbjax.models.config import ModelConfig
 from cbjax.models.tokenizer import Tokenizer
 

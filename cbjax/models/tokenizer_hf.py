@@ -6,7 +6,7 @@ from typing import Any
 
 import tokenizers
 
-from cbjax.models.byte_level import sentence_bytes, spelled_bytes
+from cbjax.models.token_bytes import sentence_bytes, spelled_bytes
 from cbjax.models.config import ModelConfig
 from cbjax.models.hf_dir import read_json
 from cbjax.models.tokenizer import Tokenizer

@@ -17,10 +17,7 @@ def relative(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
-CASES = [("tiny", 1), ("tiny", 4), *((source, 16) for source in TINY_SOURCES)]
-
-
-@pytest.mark.parametrize(("source", "block_size"), CASES)
+@pytest.mark.parametrize(("source", "block_size"), [("tiny", 1), ("tiny", 4), ("tiny-qwen2", 16)])
 def test_paged_chunks_agree_with_the_whole_sequence(source: str, block_size: int) -> None:
     model = load_model(source)
     ids = model.tokenizer.encode(TEXT)[:80]
