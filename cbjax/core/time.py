@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 NANOSECONDS = 1_000_000_000
@@ -18,8 +19,8 @@ NANOSECONDS = 1_000_000_000
 class Time:
     """A moment or a duration; `0 <= nanoseconds < 10**9`, so order is that of the pair."""
 
-    seconds: Int[Array, "..."]
-    nanoseconds: Int[Array, "..."]
+    seconds: Int[Array | np.ndarray, "..."]
+    nanoseconds: Int[Array | np.ndarray, "..."]
 
 
 def zero(shape: tuple[int, ...] = ()) -> Time:
@@ -36,10 +37,12 @@ def never(shape: tuple[int, ...] = ()) -> Time:
 
 
 def from_seconds(seconds: float) -> Time:
-    """Round Python seconds to the nearest nanosecond (host only: needs a 64-bit float)."""
-    total = round(seconds * NANOSECONDS)
-    whole, rest = divmod(total, NANOSECONDS)
-    return Time(jnp.int32(whole), jnp.int32(rest))
+    """Round Python seconds to the nearest nanosecond (host only: needs a 64-bit float).
+
+    The parts are numpy numbers, which a compiled function takes in without a device copy first.
+    """
+    whole, rest = divmod(round(seconds * NANOSECONDS), NANOSECONDS)
+    return Time(np.asarray(whole, np.int32), np.asarray(rest, np.int32))
 
 
 def to_seconds(time: Time) -> float:
@@ -83,6 +86,6 @@ def select(condition, a: Time, b: Time) -> Time:
     )
 
 
-def as_float(time: Time) -> Float[Array, "..."]:
+def as_float(time: Time) -> Float[Array | np.ndarray, "..."]:
     """float32 seconds, for rules that need only a rough age."""
     return time.seconds.astype(jnp.float32) + time.nanoseconds.astype(jnp.float32) * 1e-9

@@ -27,14 +27,14 @@ class CompileCount:
 _open: list[CompileCount] = []
 
 
-def _on_duration(event: str, seconds: float, **_: object) -> None:
+def _on_duration(event: str, duration_secs: float, **_: str | int) -> None:
     if event == _COMPILE:
         for count in _open:
             count.programs += 1
-            count.seconds += seconds
+            count.seconds += duration_secs
 
 
-def _on_event(event: str, **_: object) -> None:
+def _on_event(event: str, **_: str | int) -> None:
     if event == _CACHE_HIT:
         for count in _open:
             count.cached += 1
@@ -70,7 +70,7 @@ def counting() -> Iterator[CompileCount]:
 
 def keep_compiled_programs(folder: Path) -> None:
     """Keep compiled programs in `folder`, unless the user has chosen a place."""
-    if jax.config.jax_compilation_cache_dir is None:
+    if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
         folder.mkdir(parents=True, exist_ok=True)
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

@@ -10,22 +10,23 @@ import jax
 import numpy as np
 
 from cbjax import policies
+from cbjax.cache import cache_dir
+from cbjax.core.commit import commit_jit
 from cbjax.core.inbox import empty_inbox
-from cbjax.core.ladder import Ladder, ladder as default_ladder
+from cbjax.core.ladder import Ladder
+from cbjax.core.ladder import ladder as default_ladder
 from cbjax.core.limits import Limits, blocks_for, system
 from cbjax.core.policy import Policy
 from cbjax.core.reasons import FinishReason
 from cbjax.core.schedule import schedule_jit
-from cbjax.core.commit import commit_jit
 from cbjax.core.state import initial_state
-from cbjax.core.time import Time
-from cbjax.engine.clock import WallClock
+from cbjax.core.time import from_seconds
+from cbjax.engine.clock import Clock, WallClock
 from cbjax.engine.compiles import (
     CompileCount,
     counting,
     keep_compiled_programs,
     start_count,
-    stop_count,
 )
 from cbjax.engine.delivery import HeldBack
 from cbjax.engine.loop import Arrival, Loop, Step
@@ -37,8 +38,7 @@ from cbjax.engine.serve import Turn, serve
 from cbjax.engine.sizing import limits_for
 from cbjax.metrics import Recorder
 from cbjax.models import LoadedModel, dense_logits, load_model
-from cbjax.cache import cache_dir
-from cbjax.workload import Workload, WorkloadRequest
+from cbjax.workload import Workload, WorkloadRequest, tokenise_workload
 
 
 class Engine:
@@ -113,7 +113,7 @@ class Engine:
             model, rows=self.limits.rows, num_blocks=self.num_blocks, block_size=block_size,
             dtype=dtype, attention=attention,
         )
-        self.clock = WallClock()
+        self.clock: Clock = WallClock()
         self.scheduler = Loop(
             self.policy, self.limits, self.system, self.ladder, self.executor, self.clock, debug
         )
@@ -149,8 +149,7 @@ class Engine:
                 state, plan = schedule_jit(self.policy, state, inbox, self.limits)
                 self.executor.warm_up(state, plan, self.ladder, progress or self._progress)
                 nothing = np.zeros(self.limits.rows, np.int32), np.zeros(self.limits.rows, bool)
-                now = Time(np.int32(0), np.int32(0))
-                jax.block_until_ready(commit_jit(state, plan, *nothing, now))
+                jax.block_until_ready(commit_jit(state, plan, *nothing, from_seconds(0.0)))
             self.compiled = count
             self._since_start = start_count()
         return self.compiled
@@ -285,6 +284,11 @@ class Engine:
         if self.alive:
             raise ValueError(f"{self.alive} requests are alive: serve needs an idle engine")
         self.compile(progress)
+        tokenizer = self.model.tokenizer
+        # Before the clock starts: encoding is the client's work, not the server's.
+        workload = tokenise_workload(
+            workload, tokenizer, vocab_size=tokenizer.vocab_size, excluded_ids=tokenizer.eos_ids
+        )
         self.clock = self.scheduler.clock = WallClock()
         session = _Session(self, sampling)
         serve(session, workload, recorder, progress)
@@ -318,9 +322,12 @@ class Engine:
 
     def _take_tokens(self, step: Step) -> tuple[list[Output], list[int]]:
         """Append the step's tokens; also the requests that a stop string ended."""
-        outputs, stopped = [], []
+        outputs: list[Output] = []
+        stopped: list[int] = []
         emitted = step.emitted
-        for row in np.flatnonzero(emitted.emitted) if emitted is not None else ():
+        if emitted is None:
+            return outputs, stopped
+        for row in np.flatnonzero(emitted.emitted):
             request = self.requests.get(int(emitted.requests[row]))
             if request is None:
                 continue
@@ -355,7 +362,7 @@ class _Session:
     def accept(self, request: WorkloadRequest, due_s: float) -> int:
         engine = self._engine
         engine.submit(
-            request.prompt, request_id=request.request_id, priority=request.priority,
+            request.prompt or (), request_id=request.request_id, priority=request.priority,
             arrival_s=due_s, seed=request.seed, max_tokens=request.max_tokens,
             ignore_eos=request.ignore_eos, **self._sampling,
         )

@@ -8,10 +8,11 @@ clock) is passed in.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 from cbjax.core.commit import commit_jit
 from cbjax.core.inbox import Inbox, empty_inbox
@@ -24,7 +25,7 @@ from cbjax.core.reasons import LimitedBy, Refusal
 from cbjax.core.rows import NO_PREDICTION, NO_REQUEST, NO_ROW
 from cbjax.core.schedule import schedule_jit
 from cbjax.core.state import State, initial_state
-from cbjax.core.time import NANOSECONDS, Time
+from cbjax.core.time import Time, from_seconds
 from cbjax.engine.clock import Clock
 
 _PATIENCE = 3  # steps in a row that may change nothing before the loop is called stuck
@@ -86,7 +87,7 @@ class Step:
     block_size: int = 0
     num_blocks: int = 0
 
-    def ids(self, mask: np.ndarray) -> list[int]:
+    def ids(self, mask: ArrayLike) -> list[int]:
         """Requests of the rows in `mask`, in row order."""
         return [int(request) for request in self.plan.requests[np.asarray(mask, bool)]]
 
@@ -170,7 +171,7 @@ class Loop:
             tokens, stopped = self.executor.execute(self.state, plan, host, rung)
             end = self.clock.now()
             before = self._snapshot()
-            self.state, result = commit_jit(self.state, plan, tokens, stopped, _as_time(end))
+            self.state, result = commit_jit(self.state, plan, tokens, stopped, from_seconds(end))
             emitted = jax.device_get(result)
             self._check(before)
             done = emitted.finished != 0
@@ -198,9 +199,12 @@ class Loop:
             inbox.token_ids[index, : len(ids)] = ids
         aborts, self._aborts = self._aborts[: self.limits.inbox], self._aborts[self.limits.inbox :]
         inbox.abort[: len(aborts)] = aborts
-        return replace(
-            inbox, count=np.int32(room), backlog=np.int32(len(self._backlog)), clock=_as_time(now)
-        ), offered
+        numbers: dict[str, Any] = {
+            "count": np.int32(room),
+            "backlog": np.int32(len(self._backlog)),
+            "clock": from_seconds(now),
+        }
+        return replace(inbox, **numbers), offered
 
     def _take_in(self, plan: Plan, offered: list[Arrival]):
         """Who entered, who was refused, who is gone."""
@@ -244,11 +248,6 @@ class Loop:
             check(jax.device_get(self.state), self.limits, plan=plan, before=before)
 
 
-def _as_time(seconds: float) -> Time:
-    whole, nanoseconds = divmod(round(seconds * NANOSECONDS), NANOSECONDS)
-    return Time(np.int32(whole), np.int32(nanoseconds))
-
-
 def _put_time(times: Time, index: int, seconds: float) -> None:
-    moment = _as_time(seconds)
+    moment = from_seconds(seconds)
     times.seconds[index], times.nanoseconds[index] = moment.seconds, moment.nanoseconds

@@ -107,17 +107,19 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
     if isinstance(prompt, str):
         return tokenizer.encode(prompt)
     items = list(prompt) if isinstance(prompt, Sequence) else [prompt]
-    if items and all(isinstance(item, Mapping) for item in items):
-        return tokenizer.encode_chat(items)
-    if all(isinstance(item, int | np.integer) for item in items):
-        wrong = [item for item in items if not 0 <= item < tokenizer.vocab_size]
-        if wrong:
-            raise ValueError(
-                f"prompt: token id {wrong[0]} is outside 0..{tokenizer.vocab_size - 1}, the "
-                "vocabulary of this model"
-            )
-        return [int(item) for item in items]
-    raise ValueError(
-        f"prompt of type {type(prompt).__name__}: give text, a list of chat messages "
-        '({"role": ..., "content": ...}) or a list of token ids'
-    )
+    messages = [item for item in items if isinstance(item, Mapping)]
+    ids = [int(item) for item in items if isinstance(item, int | np.integer)]
+    if messages and len(messages) == len(items):
+        return tokenizer.encode_chat(messages)
+    if len(ids) != len(items):
+        raise ValueError(
+            f"prompt of type {type(prompt).__name__}: give text, a list of chat messages "
+            '({"role": ..., "content": ...}) or a list of token ids'
+        )
+    wrong = [token for token in ids if not 0 <= token < tokenizer.vocab_size]
+    if wrong:
+        raise ValueError(
+            f"prompt: token id {wrong[0]} is outside 0..{tokenizer.vocab_size - 1}, the "
+            "vocabulary of this model"
+        )
+    return ids

@@ -49,13 +49,14 @@ class _UnitServer:
         return self.loop.alive
 
     def accept(self, request: WorkloadRequest, due_s: float) -> int:
+        length = request.prompt_tokens or 0
         self.loop.submit(
             Arrival(
-                request.request_id, request.prompt_tokens, max_tokens=request.max_tokens or 0,
-                arrival_s=due_s, priority=request.priority,
+                request.request_id, length, max_tokens=request.max_tokens or 0, arrival_s=due_s,
+                priority=request.priority,
             )
         )
-        return request.prompt_tokens
+        return length
 
     def turn(self) -> Turn:
         step = self.loop.step()

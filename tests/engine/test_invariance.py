@@ -17,6 +17,7 @@ from tests.engine.serving import mixed_requests, serve_all, small_ladder
 SEATS = 8
 LENGTH = 128
 TOKENS = 256
+LONG_LADDER = ladder(TOKENS, SEATS, mixed=[24, 64])
 AMPLE = 4096  # token positions of a pool that never runs short
 SCARCE = 160  # hardly more than the longest request
 
@@ -78,7 +79,7 @@ def test_decoding_alone_follows_the_reference_logits(tiny, alone, requests):
         ("block size 1", lambda tiny: engine_for(tiny, vllm(), block_size=1)),
         ("block size 4", lambda tiny: engine_for(tiny, vllm(), block_size=4)),
         ("block size 64", lambda tiny: engine_for(tiny, vllm(), block_size=64)),
-        ("long ladder", lambda tiny: engine_for(tiny, vllm(), rungs=ladder(TOKENS, SEATS, mixed=[24, 64]))),
+        ("long ladder", lambda tiny: engine_for(tiny, vllm(), rungs=LONG_LADDER)),
         ("static padded", lambda tiny: engine_for(tiny, policies.static(SEATS, "padded"))),
         ("static ragged", lambda tiny: engine_for(tiny, policies.static(SEATS, "ragged"))),
         (

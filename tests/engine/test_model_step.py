@@ -6,12 +6,12 @@ import jax
 import numpy as np
 import pytest
 
+from cbjax import policies
 from cbjax.core.inbox import empty_inbox
 from cbjax.core.ladder import Rung, ladder
 from cbjax.core.limits import system
 from cbjax.core.schedule import schedule_jit
 from cbjax.core.state import initial_state
-from cbjax import policies
 from cbjax.engine.model_step import forward_step, model_executor
 from cbjax.engine.sizing import limits_for
 from cbjax.models import load_model
@@ -57,8 +57,8 @@ def test_temporary_memory_does_not_hold_a_second_cache(lowered):
 def test_weights_are_arguments(lowered):
     compiled, _ = lowered
     constants = re.findall(r"f32\[([\d,]+)\][^=\n]* constant\(", compiled.as_text())
-    largest = max((int(np.prod([int(n) for n in dims.split(",")])) for dims in constants), default=0)
-    assert largest < 64 * 64, "a matrix of weights was closed over"
+    sizes = [int(np.prod([int(n) for n in dims.split(",")])) for dims in constants]
+    assert max(sizes, default=0) < 64 * 64, "a matrix of weights was closed over"
 
 
 def test_programs_are_a_sum_over_axes():
