@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from cbjax.config import RunConfig, build_policy
+from cbjax.config import ConfigError, RunConfig, build_policy
 from cbjax.engine import Engine
 from cbjax.experiment.backends import Answer, Progress, Served
 from cbjax.experiment.sizes import ladder_of, sizes_of
@@ -22,30 +22,20 @@ def serve(
     progress: Progress | None,
 ) -> Served:
     """Load (once per study), compile, serve; see `cbjax.experiment.backends`."""
-    source = f"{config.model.source}, {config.model.dtype}"
-    if source not in shared:
-        if progress:
-            progress(f"loading {config.model.source}", 0, 1)
-        shared[source] = load_model(config.model.source, config.model.dtype)
-    model = shared[source]
-    policy = build_policy(config.policy)
-    max_length = min(config.model.max_length or model.config.max_length, model.config.max_length)
-    sampling = dict(
-        temperature=config.workload.temperature, top_k=config.workload.top_k,
-        top_p=config.workload.top_p,
-    )
-    engine = Engine(
-        model, policy=policy, max_length=max_length, dtype=config.model.dtype,
-        attention=config.model.attention, kv_memory_fraction=config.kv.memory_fraction or 0.3,
-        ladder=ladder_of(config, policy, max_length), debug=config.debug, **sizes_of(config),
-    )
+    try:
+        engine = _engine(config, shared, progress)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     fresh = next(_served) == 0
-    compiled = engine.compile(progress)
+    compiled, model = engine.compile(progress), engine.model
     requests = tokenise_workload(
         workload, model.tokenizer, vocab_size=model.config.vocab_size,
-        excluded_ids=model.tokenizer.eos_ids,
+        excluded_ids=model.config.eos_ids,
     )
-    completions = engine.serve(requests, recorder, progress=progress, **sampling)
+    completions = engine.serve(
+        requests, recorder, progress=progress, temperature=config.workload.temperature,
+        top_k=config.workload.top_k, top_p=config.workload.top_p,
+    )
     answers = [
         Answer(done.request_id, done.text, done.finish_reason, done.error) for done in completions
     ]
@@ -59,6 +49,23 @@ def serve(
         "num_blocks": engine.num_blocks,
         "weights": model.source_digest,
     })
+
+
+def _engine(config: RunConfig, shared: dict[str, Any], progress: Progress | None) -> Engine:
+    """An engine for the config; its weights are loaded once per study."""
+    name = f"{config.model.source}, {config.model.dtype}"
+    if name not in shared:
+        if progress:
+            progress(f"loading {config.model.source}", 0, 1)
+        shared[name] = load_model(config.model.source, config.model.dtype)
+    model = shared[name]
+    policy = build_policy(config.policy)
+    max_length = min(config.model.max_length or model.config.max_length, model.config.max_length)
+    return Engine(
+        model, policy=policy, max_length=max_length, dtype=config.model.dtype,
+        attention=config.model.attention, kv_memory_fraction=config.kv.memory_fraction or 0.3,
+        ladder=ladder_of(config, policy, max_length), debug=config.debug, **sizes_of(config),
+    )
 
 
 def _cache_state(programs: int, cached: int) -> str:

@@ -22,8 +22,11 @@ def serve(
             raise ConfigError(f"{field} = null: without a model nothing else tells; give a number")
     policy, max_length = build_policy(config.policy), config.model.max_length
     assert max_length is not None
-    serve_with_unit_clock(
-        policy, workload, recorder, max_length=max_length, debug=config.debug, progress=progress,
-        rungs=ladder_of(config, policy, max_length), **sizes_of(config),
-    )
+    try:
+        serve_with_unit_clock(
+            policy, workload, recorder, max_length=max_length, debug=config.debug,
+            progress=progress, rungs=ladder_of(config, policy, max_length), **sizes_of(config),
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     return Served(environment={"device": "none (unit clock)"})

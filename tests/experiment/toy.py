@@ -1,0 +1,29 @@
+"""Overrides that shrink every experiment to seconds without changing what it is."""
+
+import json
+from pathlib import Path
+
+import cbjax
+from cbjax.config import Experiment
+
+SMALL = {
+    "quickstart": [
+        "model=tiny", "ladder=single", "workload.num_requests=4", "seats=2", "budget=128",
+        "iteration_tokens=128", "model.max_length=128", "kv.num_blocks=16",
+        "workload.max_tokens_by_class={short_answer:3,long_prompt:3,long_generation:3}",
+    ],
+    "budget_block_grid": [
+        "budget=8,16", "kv.block_size=4", "seats=2", "ladder=single", "workload.num_requests=4"
+    ],
+    "real_prompts": ["model=tiny", "ladder=single", "seats=2", "budget=32", "workload.max_tokens=3"],
+}
+
+
+def toy(name: str, folder: Path, *overrides: str) -> Experiment:
+    """An experiment at toy size, with its results and any file it needs under `folder`."""
+    given = [*SMALL.get(name, []), f"results_dir={folder / 'results'}", *overrides]
+    if name == "real_prompts":
+        prompts = folder / "prompts.jsonl"
+        prompts.write_text(json.dumps({"prompt": "One?"}) + "\n" + json.dumps("Two?") + "\n")
+        given.append(f"workload.path={prompts}")
+    return cbjax.load_config(name, given)
