@@ -14,6 +14,9 @@ import jinja2
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+# What a template may raise: its own refusals, and Python's errors of the expressions in it.
+_FAILURES = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
 
 def render_chat(
     template: str, messages: Sequence[Mapping[str, str]], special: Mapping[str, str]
@@ -39,7 +42,7 @@ def render_chat(
             .from_string(template)
             .render(messages=messages, add_generation_prompt=True, **names)
         )
-    except jinja2.TemplateError as error:
+    except _FAILURES as error:
         raise ValueError(f"messages: the model's chat template refuses them: {error}") from error
 
 
