@@ -15,7 +15,9 @@ SMALL = {
     "budget_block_grid": [
         "budget=8,16", "kv.block_size=4", "seats=2", "ladder=single", "workload.num_requests=4"
     ],
-    "real_prompts": ["model=tiny", "ladder=single", "seats=2", "budget=32", "workload.max_tokens=3"],
+    "real_prompts": [
+        "model=tiny", "ladder=single", "seats=2", "budget=32", "workload.max_tokens=3"
+    ],
 }
 
 

@@ -1,0 +1,34 @@
+"""The scripts in experiments/ draw from a study's files alone."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+import cbjax
+from tests.experiment.toy import toy
+
+SCRIPTS = Path(__file__).parents[2] / "experiments"
+OF_A_STUDY = ["timeline", "latencies", "occupancy", "padding"]
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study")
+    return cbjax.run_experiment(toy("worked_example", folder, "study.figures=none")).folder
+
+
+@pytest.mark.parametrize("name", OF_A_STUDY)
+def test_a_script_draws_its_figure(name, study, tmp_path, monkeypatch, capsys):
+    output = tmp_path / f"{name}.svg"
+    monkeypatch.setattr(sys, "argv", [name, str(study), "-o", str(output)])
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    runpy.run_path(str(SCRIPTS / f"{name}.py"), run_name="__main__")
+    assert output.stat().st_size > 1000
+    assert str(output) in capsys.readouterr().out
+
+
+def test_every_script_but_the_grid_is_tried():
+    scripts = {path.stem for path in SCRIPTS.glob("*.py")} - {"arguments"}
+    assert scripts == {*OF_A_STUDY, "budget_block_grid"}
