@@ -1,0 +1,67 @@
+"""Sequences with several queries: tiles of consecutive queries against the spans they may see.
+
+A tile holds queries of one sequence, so its products are matrix products of a useful size, and it
+stops at the span of its own last position: the causal half of a long prompt is never computed.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from pallas_kernels.ragged_paged_attention._spans import LOWEST, Spans, normalise, weigh
+
+TILE = 32
+
+
+def attend(
+    queries: Array,
+    spans: Spans,
+    context_lengths: Array,
+    query_starts: Array,
+    query_lengths: Array,
+) -> Array:
+    """Attention of the sequences with two queries or more, `[T, K, G, D]` in and out.
+
+    Tokens of other sequences, and padding, are 0.
+    """
+    num_tokens, num_kv_heads, group_size, head_dim = queries.shape
+    num_sequences, span = query_lengths.shape[0], spans.length
+    rows = TILE * group_size
+    counts = jnp.where(query_lengths > 1, -(-query_lengths // TILE), 0)
+    ends = jnp.cumsum(counts)
+    queries = jnp.pad(queries, ((0, TILE), (0, 0), (0, 0), (0, 0)))  # a tile may overhang the end
+
+    def one_tile(i: Array, out: Array) -> Array:
+        owner = jnp.minimum(jnp.sum(ends <= i), num_sequences - 1)
+        done = (i - (ends[owner] - counts[owner])) * TILE
+        start = query_starts[owner] + done
+        live = jnp.minimum(query_lengths[owner] - done, TILE)
+        first = context_lengths[owner] - query_lengths[owner] + done
+        last = first + live - 1
+        tile = jax.lax.dynamic_slice_in_dim(queries, start, TILE)
+        tile = jnp.moveaxis(tile, 0, 1).reshape(num_kv_heads, rows, head_dim)
+        position = jnp.minimum(first + jnp.arange(rows) // group_size, last)
+
+        def one_span(j: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            top, total, acc = carry
+            keys, values = spans.gather(owner, j, last + 1 - j * span)
+            scores = jnp.einsum("krd,kpd->krp", tile, keys)
+            visible = j * span + jnp.arange(span) <= position[:, None]
+            weights, span_top = weigh(scores, visible)
+            new_top = jnp.maximum(top, span_top)
+            old_factor, factor = jnp.exp2(top - new_top), jnp.exp2(span_top - new_top)
+            total = total * old_factor + jnp.sum(weights, axis=-1) * factor
+            acc = acc * old_factor[..., None] + (weights @ values) * factor[..., None]
+            return new_top, total, acc
+
+        shape = (num_kv_heads, rows)
+        carry = (jnp.full(shape, LOWEST), jnp.zeros(shape), jnp.zeros((*shape, head_dim)))
+        _, total, acc = jax.lax.fori_loop(0, last // span + 1, one_span, carry)
+        result = normalise(acc, total).reshape(num_kv_heads, TILE, group_size, head_dim)
+        present = jax.lax.dynamic_slice_in_dim(out, start, TILE)
+        written = (jnp.arange(TILE) < live)[:, None, None, None]
+        result = jnp.where(written, jnp.moveaxis(result, 1, 0), present)
+        return jax.lax.dynamic_update_slice_in_dim(out, result, start, 0)
+
+    out = jax.lax.fori_loop(0, ends[-1], one_tile, jnp.zeros_like(queries))
+    return out[:num_tokens]

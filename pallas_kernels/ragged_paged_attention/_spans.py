@@ -1,0 +1,103 @@
+"""Spans: runs of KV positions, the unit that the XLA attention loops gather and multiply.
+
+A small block alone would make small products, so several are taken together; a large one is cut.
+A span has `SPAN` positions for every block size that divides it or that it divides, else as many
+whole blocks as come near. The softmax over spans is the online one, except that the
+running maximum is rounded up to an integer: with weights in powers of two, rescaling then
+multiplies by an exact power of two and loses nothing, so that only the order of the spans matters,
+which is fixed.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array
+
+from pallas_kernels import storage
+
+SPAN = 64
+LOWEST = -1e30  # a score that weighs nothing; finite, so that differences of it are numbers
+
+
+class Spans(NamedTuple):
+    """A cache seen through the block tables of a batch, in spans of `length` positions.
+
+    Blocks are stored as rows, one per KV head and *part*: a block longer than a span has several.
+    """
+
+    keys: Array  # [L*N*K*parts, B/parts * D]
+    values: Array  # [L*N*K*parts, B/parts * D]
+    tables: Array  # [S, ceil(M/g), g] the g blocks of each span
+    first_block: Array  # scalar, layer * N
+    num_kv_heads: int
+    block_size: int
+    head_dim: int
+    parts: int
+
+    @classmethod
+    def of(cls, keys: Array, values: Array, layer: ArrayLike, block_tables: Array) -> "Spans":
+        """View `[L, N, K, B, D]` caches and `[S, M]` tables as spans, copying nothing large."""
+        _, num_blocks, num_kv_heads, block_size, head_dim = keys.shape
+        num_sequences, table_width = block_tables.shape
+        parts = block_size // SPAN if block_size % SPAN == 0 else 1
+        blocks = min(max(SPAN // block_size, 1), table_width)
+        tables = jnp.pad(jnp.maximum(block_tables, 0), ((0, 0), (0, -table_width % blocks)))
+        return cls(
+            keys.reshape(-1, block_size // parts * head_dim),
+            values.reshape(-1, block_size // parts * head_dim),
+            tables.reshape(num_sequences, -1, blocks),
+            jnp.asarray(layer) * num_blocks,
+            num_kv_heads,
+            block_size,
+            head_dim,
+            parts,
+        )
+
+    @property
+    def length(self) -> int:
+        """Positions per span."""
+        return self.tables.shape[2] * self.block_size // self.parts
+
+    @property
+    def per_sequence(self) -> int:
+        """Spans that a block table can name."""
+        return self.tables.shape[1] * self.parts
+
+    def gather(self, sequence: Array, index: Array, live: Array) -> tuple[Array, Array]:
+        """Keys and values `[..., K, P, D]` of span `index[...]` of `sequence[...]`, float32.
+
+        Values beyond the `live[...]` first positions of the span read as 0: whatever a released
+        request left there, a NaN even, reaches nobody. Keys are returned as they are.
+        """
+        blocks = self.tables[sequence, index // self.parts]  # [..., g]
+        heads = jnp.arange(self.num_kv_heads)[:, None]
+        rows = (self.first_block + blocks[..., None, :]) * self.num_kv_heads + heads
+        rows = rows * self.parts + (index % self.parts)[..., None, None]
+        # Masked while still in rows: a long innermost loop is what XLA vectorises best.
+        width = self.block_size // self.parts
+        live_rows = live[..., None] - jnp.arange(blocks.shape[-1]) * width
+        present = (
+            jnp.arange(width * self.head_dim) < (live_rows * self.head_dim)[..., None, :, None]
+        )
+
+        keys = self.keys.at[rows].get(mode="promise_in_bounds")
+        values = self.values.at[rows].get(mode="promise_in_bounds")
+        values = jnp.where(present, values, 0)
+        shape = (*rows.shape[:-2], self.num_kv_heads, self.length, self.head_dim)
+        return (
+            storage.from_storage(keys).reshape(shape),
+            storage.from_storage(values).reshape(shape),
+        )
+
+
+def weigh(scores: Array, visible: Array) -> tuple[Array, Array]:
+    """Weights `2 ** (scores - top)` of visible scores, 0 for the others, and the integer top."""
+    scores = jnp.where(visible, scores, LOWEST)
+    top = jnp.maximum(jnp.ceil(jnp.max(scores, axis=-1)), LOWEST / 2)
+    return jnp.exp2(scores - top[..., None]), top
+
+
+def normalise(acc: Array, total: Array) -> Array:
+    """Weighted values over their total weight; 0 where nothing was visible."""
+    return acc / jnp.where(total == 0.0, 1.0, total)[..., None]
