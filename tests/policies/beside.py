@@ -141,9 +141,14 @@ def systems(draw) -> tuple[int, int, int]:
 def vllm_cases(draw) -> Case:
     """A vllm system with a workload."""
     block_size, num_blocks, max_length = draw(systems())
-    chunks = draw(st.sampled_from([True, True, False]))
+    chunks = draw(st.sampled_from([True, True, True, False]))
     seats = draw(st.sampled_from([1, 2, 3, 4, 4, 5, 5, 6, 6]))
-    least = seats if chunks else max(seats, max_length)
+    least = seats
+    if not chunks:
+        # Several whole prompts must compete for one budget, and not for blocks.
+        num_blocks = min(2 * num_blocks, LIMITS.blocks)
+        max_length = draw(st.sampled_from([24, 24, MAX_LENGTH]))
+        least, seats = max_length, max(seats, 4)
     budget = draw(st.one_of(st.integers(least, min(least + 10, 64)), st.integers(least, 64)))
     knobs = dict(
         max_num_batched_tokens=budget, max_num_seqs=seats, enable_chunked_prefill=chunks,

@@ -1,0 +1,121 @@
+"""Every knob changes a decision, and a value that cannot be is refused with its name."""
+
+import pytest
+
+from cbjax import policies
+from cbjax.core.limits import system
+from cbjax.core.state import initial_state
+from tests.policies.beside import LIMITS, Case, array_log, mismatch, oracle_log
+from tests.policies.workloads import Request, Workload
+
+BURST = Workload(tuple(Request(id, 0, 5 + id, 6) for id in range(8)))
+DEFAULTS = {
+    "vllm": dict(max_num_batched_tokens=48, max_num_seqs=4),
+    "orca": dict(max_bs=4),
+    "static": dict(max_batch_size=4, padding="ragged"),
+}
+
+
+def log_of(name, knobs, num_blocks=10, workload=BURST):
+    one = Case(name, DEFAULTS[name] | knobs, 4, num_blocks, 48, workload)
+    log = array_log(one)
+    assert mismatch(log, oracle_log(one)) is None
+    return [(entry.scheduled, entry.extra_tokens) for entry in log]
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("vllm", dict(max_num_batched_tokens=9)),
+        ("vllm", dict(max_num_seqs=2)),
+        ("vllm", dict(long_prefill_token_threshold=3)),
+        ("vllm", dict(watermark=0.4)),
+        ("orca", dict(max_bs=2)),
+        ("static", dict(max_batch_size=2)),
+        ("static", dict(padding="padded")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_knob_changes_a_decision(name, changed):
+    assert log_of(name, {}) != log_of(name, changed)
+
+
+def test_chunking_changes_a_decision():
+    # The second prompt exceeds what the first leaves of the budget.
+    workload = Workload((Request(0, 0, 30, 3), Request(1, 0, 30, 3)))
+    whole = dict(enable_chunked_prefill=False)
+    assert log_of("vllm", {}, 32, workload) != log_of("vllm", whole, 32, workload)
+
+
+def test_whole_prompt_gate_changes_a_decision():
+    # The second prompt's first chunk fits, all of it does not.
+    workload = Workload((Request(0, 0, 12, 3), Request(1, 0, 30, 3)))
+    chunks = dict(long_prefill_token_threshold=8)
+    without = chunks | dict(scheduler_reserve_full_isl=False)
+    assert log_of("vllm", chunks, 9, workload) != log_of("vllm", without, 9, workload)
+
+
+def test_delivery_is_a_fact_for_whoever_delivers():
+    """The knob decides when tokens reach the client, not what is computed."""
+    assert policies.static(delivery="stream").traits.deliver_at == "token"
+    assert policies.static(delivery="at_end").traits.deliver_at == "batch_end"
+
+
+@pytest.mark.parametrize(
+    ("build", "names"),
+    [
+        (lambda: policies.vllm(max_num_seqs=0), ["max_num_seqs = 0"]),
+        (lambda: policies.vllm(max_num_batched_tokens=1.5), ["max_num_batched_tokens = 1.5"]),
+        (
+            lambda: policies.vllm(max_num_batched_tokens=4, max_num_seqs=8),
+            ["max_num_batched_tokens = 4", "max_num_seqs = 8"],
+        ),
+        (
+            lambda: policies.vllm(long_prefill_token_threshold=-1),
+            ["long_prefill_token_threshold = -1"],
+        ),
+        (lambda: policies.vllm(watermark=1.0), ["watermark = 1.0"]),
+        (lambda: policies.orca(max_bs=0), ["max_bs = 0"]),
+        (lambda: policies.static(max_batch_size=-2), ["max_batch_size = -2"]),
+        (lambda: policies.static(padding="none"), ["padding = 'none'", "ragged"]),
+        (lambda: policies.static(delivery="never"), ["delivery = 'never'", "at_end"]),
+        (lambda: policies.get("fifo"), ["policy = 'fifo'", "vllm"]),
+    ],
+)
+def test_impossible_values_are_named(build, names):
+    with pytest.raises(ValueError) as error:
+        build()
+    for name in names:
+        assert name in str(error.value)
+
+
+def test_start_up_rules_name_the_limit():
+    numbers = system(LIMITS, block_size=4, num_blocks=12, max_length=48)
+    for policy, words in (
+        (policies.orca(max_bs=7), ["max_bs = 7", "limits.seats = 6"]),
+        (policies.vllm(max_num_seqs=4), ["max_num_batched_tokens = 2048", "limits.tokens = 64"]),
+        (
+            policies.vllm(
+                max_num_batched_tokens=40, max_num_seqs=4, enable_chunked_prefill=False
+            ),
+            ["max_num_batched_tokens = 40", "max_length = 48"],
+        ),
+    ):
+        with pytest.raises(ValueError) as error:
+            initial_state(policy, LIMITS, numbers)
+        for word in words:
+            assert word in str(error.value)
+
+
+def test_vllm_budget_rule_belongs_to_vllm_alone():
+    numbers = system(LIMITS, block_size=4, num_blocks=12, max_length=48)
+    for policy in (policies.orca(max_bs=6), policies.static(max_batch_size=6)):
+        initial_state(policy, LIMITS, numbers)
+
+
+def test_names_lists_every_policy():
+    assert policies.names == sorted(policies.names)
+    assert {"vllm", "static", "orca"} <= set(policies.names)
+    assert all(callable(policies.get(name)) for name in policies.names)
+    with pytest.raises(AttributeError, match="no policy 'fifo'"):
+        policies.fifo  # noqa: B018
