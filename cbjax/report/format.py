@@ -1,4 +1,4 @@
-"""Names, units and digits of metrics, the same in tables and figures."""
+"""Names, units and digits of metrics and settings, the same in tables and figures."""
 
 from collections.abc import Mapping
 
@@ -30,6 +30,14 @@ TITLES: Mapping[str, str] = {
     "rejected": "refused requests",
     "failed": "failed requests",
 }
+SETTING_TITLES: Mapping[str, str] = {
+    "kv.block_size": "KV block size (tokens)",
+    "kv.num_blocks": "KV blocks",
+    "budget": "token budget (tokens)",
+    "seats": "seats",
+    "policy.max_num_batched_tokens": "token budget (tokens)",
+    "policy.max_num_seqs": "seats",
+}
 PERCENT = {
     "slo_attainment",
     "padding_fraction",
@@ -51,6 +59,11 @@ def metric_title(metric: str) -> str:
     if name in LATENCY_TITLES:
         return f"{LATENCY_TITLES[name]} {statistic} ({'ms' if _in_ms(name) else 's'})"
     return TITLES.get(metric, metric)
+
+
+def setting_title(setting: str) -> str:
+    """A setting's name for people, with its unit; the dotted name itself if it has no other."""
+    return SETTING_TITLES.get(setting, setting)
 
 
 def number(value: float | int | None, metric: str) -> str:

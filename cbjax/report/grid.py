@@ -1,6 +1,6 @@
 """A sweep over two settings as heat maps, one per metric, with the numbers written in."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,7 @@ import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cbjax.report.format import metric_title, number
+from cbjax.report.format import SETTING_TITLES, metric_title, number, setting_title
 from cbjax.report.style import GREY, house_style, new_figure, safe
 
 METRICS = (
@@ -19,14 +19,6 @@ METRICS = (
     "kv_utilisation",
     "preemptions",
 )
-SETTING_TITLES: Mapping[str, str] = {
-    "kv.block_size": "KV block size (tokens)",
-    "kv.num_blocks": "KV blocks",
-    "budget": "token budget (tokens)",
-    "seats": "seats",
-    "policy.max_num_batched_tokens": "token budget (tokens)",
-    "policy.max_num_seqs": "seats",
-}
 
 
 def draw_grid(table: pl.DataFrame, x: str, y: str, metrics: Sequence[str] = METRICS) -> Figure:
@@ -60,9 +52,9 @@ def draw_grid(table: pl.DataFrame, x: str, y: str, metrics: Sequence[str] = METR
             panel.set_axis_off()
         for place, panel in enumerate(panels[: len(present)]):
             if place % columns == 0:
-                panel.set_ylabel(safe(SETTING_TITLES.get(y, y)))
+                panel.set_ylabel(safe(setting_title(y)))
             if place + columns >= len(present):
-                panel.set_xlabel(safe(SETTING_TITLES.get(x, x)))
+                panel.set_xlabel(safe(setting_title(x)))
     return figure
 
 

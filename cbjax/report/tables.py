@@ -5,7 +5,7 @@ window they were measured: a comparison without these means nothing.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 from rich.console import Console, Group, RenderableType
@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cbjax.metrics import as_slo
-from cbjax.report.format import ABSENT, metric_title, number, significant
+from cbjax.report.format import ABSENT, metric_title, number, setting_title, significant
 from cbjax.results import Run, flatten
 
 COMPARED = (
@@ -79,14 +79,20 @@ def sweep_table(
     table = Table(title=title or None)
     settings = [name for name in swept if name in rows.columns]
     for name in settings or ["label"]:
-        table.add_column(name, justify="right" if settings else "left")
+        _add_column(table, setting_title(name), "right" if settings else "left")
     shown = [name for name in metrics if name in rows.columns and rows[name].count()]
     for metric in shown:
-        table.add_column(metric_title(metric), justify="right")
+        _add_column(table, metric_title(metric), "right")
     for row in rows.iter_rows(named=True):
         chosen = [str(row[name]) for name in settings or ["label"]]
         table.add_row(*chosen, *(number(row[metric], metric) for metric in shown))
     return table
+
+
+def _add_column(table: Table, title: str, justify: Literal["left", "right"]) -> None:
+    # A header breaks between words and never inside one, also in a terminal of 80 columns.
+    longest = max(len(word) for word in title.split())
+    table.add_column(title, justify=justify, min_width=longest)
 
 
 def conditions(runs: Sequence[Run]) -> str:

@@ -12,9 +12,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from cbjax import __version__
 from cbjax.results.hashing import plain, source_digest
 
-PACKAGES = ("cbjax", "jax", "jaxlib", "flax", "numpy", "polars")
+PACKAGES = ("jax", "jaxlib", "flax", "numpy", "polars")
 
 
 def describe_environment(
@@ -49,7 +50,7 @@ def describe_environment(
         "memory_bytes": _memory_bytes(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {"cbjax": __version__, **{name: _version(name) for name in PACKAGES}},
         "source": source_digest(),
         "compile_count": compile_count,
         "compile_s": compile_s,

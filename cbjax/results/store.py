@@ -130,7 +130,7 @@ def open_study(
 
     Yields:
         The study. On a clean exit it is indexed and gets its final name; on any exception it keeps
-        its hidden name, with those of its runs that are finished.
+        its hidden name, with those of its runs that are finished, or vanishes if there are none.
 
     Raises:
         FolderInUse: the same study is being written by somebody else.
@@ -152,7 +152,12 @@ def open_study(
             shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(exist_ok=True)
         study = Study(path, partial, experiment, config, seed, tuple(swept), False)
-        yield study
+        try:
+            yield study
+        except BaseException:
+            if not study.order:
+                shutil.rmtree(partial)
+            raise
         study.write_index()
         _drop_unused(study)
         if path.exists():

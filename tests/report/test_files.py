@@ -71,7 +71,7 @@ def test_a_sweep_over_two_settings_becomes_a_grid(make_study):
     path = make_study(cells, ["budget", "kv.block_size"])
     redraw(path)
     assert drawn(path) == ["comparison.txt", "grid.png"]
-    assert "kv.block_size" in (path / "figures" / "comparison.txt").read_text()
+    assert "KV block" in (path / "figures" / "comparison.txt").read_text()
 
 
 def test_the_command_prints_the_table_and_the_places(runs, capsys, monkeypatch):

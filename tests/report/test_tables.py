@@ -1,7 +1,10 @@
 """Tables state units, conditions and what was not measured."""
 
+import polars as pl
+
 from cbjax.report import comparison_table, plain_text, sweep_table
 from cbjax.report.format import metric_title, number
+from cbjax.report.tables import SWEPT
 from cbjax.results import collect_runs
 
 
@@ -43,6 +46,15 @@ def test_sweeps_have_a_row_per_run(runs):
     lines = plain_text(sweep_table(table, ["policy.name"])).splitlines()
     assert sum("static padded" in line for line in lines) == 1
     assert "policy.name" in lines[1]
+
+
+def test_headers_of_sweeps_keep_their_words_whole_in_80_columns():
+    row = {"policy.max_num_batched_tokens": 16, "kv.block_size": 4}
+    row |= {name: 1000.0 for name in SWEPT}
+    text = plain_text(sweep_table(pl.DataFrame([row]), list(row)[:2]), width=80)
+    assert "…" not in text
+    assert "preemptions" in text
+    assert "positions)" in text
 
 
 def test_numbers_and_titles():

@@ -97,6 +97,12 @@ def test_an_interrupt_leaves_nothing_that_looks_finished_but_keeps_finished_runs
     assert visible(tmp_path / "demo") == [study.path.name]
 
 
+def test_a_study_that_fails_before_its_first_run_leaves_nothing(tmp_path):
+    with pytest.raises(RuntimeError), open_study(tmp_path, "demo", CONFIG):
+        raise RuntimeError
+    assert os.listdir(tmp_path / "demo") == []
+
+
 def test_runs_that_the_study_no_longer_asks_for_are_not_kept(tmp_path, files):
     with pytest.raises(RuntimeError), open_study(tmp_path, "demo", CONFIG) as study:
         study.save_run({"stray": 1}, 0, **files)
