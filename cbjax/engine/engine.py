@@ -35,10 +35,11 @@ from cbjax.engine.model_step import ModelExecutor, Progress, bytes_per_block, mo
 from cbjax.engine.request import Completion, Output, Prompt, Request, encode_prompt
 from cbjax.engine.sampling import Sampling
 from cbjax.engine.serve import Turn, serve
-from cbjax.engine.sizing import limits_for
+from cbjax.engine.session import Session
+from cbjax.engine.sizing import limits_for, model_length
 from cbjax.metrics import Recorder
 from cbjax.models import LoadedModel, dense_logits, load_model
-from cbjax.workload import Workload, WorkloadRequest, tokenise_workload
+from cbjax.workload import Workload, tokenise_workload
 
 
 class Engine:
@@ -89,7 +90,7 @@ class Engine:
         """
         self.model = model
         self.policy = policy or policies.get("vllm")(max_num_batched_tokens=256, max_num_seqs=32)
-        self.max_length = _model_length(model, max_length)
+        self.max_length = model_length(model.config.max_length, max_length)
         if block_size < 1:
             raise ValueError(f"block_size = {block_size}: give a whole number of at least 1")
         seats = int(self.policy.knobs[self.policy.seats])
@@ -290,9 +291,9 @@ class Engine:
             workload, tokenizer, vocab_size=tokenizer.vocab_size, excluded_ids=tokenizer.eos_ids
         )
         self.clock = self.scheduler.clock = WallClock()
-        session = _Session(self, sampling)
+        session = Session(self, sampling)
         serve(session, workload, recorder, progress)
-        return [session.requests[request.request_id].completion() for request in workload.requests]
+        return session.completions(workload)
 
     def _forget(self, request_id: int) -> None:
         self.scheduler.abort(request_id)
@@ -344,39 +345,3 @@ class Engine:
         for output in outputs:
             if output.finish_reason:
                 del self.requests[output.request_id]
-
-
-class _Session:
-    """One `serve` call: the engine as a server, and the requests it took in."""
-
-    def __init__(self, engine: Engine, sampling: dict) -> None:
-        self._engine = engine
-        self._sampling = sampling
-        self.clock = engine.clock
-        self.requests: dict[int, Request] = {}
-
-    @property
-    def alive(self) -> int:
-        return self._engine.alive
-
-    def accept(self, request: WorkloadRequest, due_s: float) -> int:
-        engine = self._engine
-        engine.submit(
-            request.prompt or (), request_id=request.request_id, priority=request.priority,
-            arrival_s=due_s, seed=request.seed, max_tokens=request.max_tokens,
-            ignore_eos=request.ignore_eos, **self._sampling,
-        )
-        self.requests[request.request_id] = engine.requests[request.request_id]
-        return len(self.requests[request.request_id].prompt_ids)
-
-    def turn(self) -> Turn:
-        return self._engine.turn()[0]
-
-
-def _model_length(model: LoadedModel, wanted: int | None) -> int:
-    longest = model.config.max_length
-    if wanted is not None and not 1 <= wanted <= longest:
-        raise ValueError(
-            f"max_length = {wanted}: this model reaches {longest} tokens; give 1..{longest}"
-        )
-    return wanted or longest

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from cbjax.core.commit import commit_jit
 from cbjax.core.inbox import Inbox, empty_inbox
-from cbjax.core.invariants import check
+from cbjax.core.invariants import Snapshot, check
 from cbjax.core.ladder import Ladder, Rung
 from cbjax.core.limits import Limits, System
 from cbjax.core.plan import Emitted, Plan
@@ -108,6 +108,7 @@ class Loop:
     _seen: set[int] = field(init=False, default_factory=set)  # requests in the rows
     _aborts: list[int] = field(init=False, default_factory=list)
     _idle_steps: int = field(init=False, default=0)
+    _checked: Snapshot | None = field(init=False, default=None)  # debug mode's last state
 
     def __post_init__(self) -> None:
         self.state = initial_state(self.policy, self.limits, self.system)
@@ -156,10 +157,10 @@ class Loop:
         """
         begun = self.clock.now()
         inbox, offered = self._fill_inbox(begun)
-        before = self._snapshot()
         self.state, plan = schedule_jit(self.policy, self.state, inbox, self.limits)
         host: Plan = jax.device_get(plan)
-        self._check(before, host)
+        if self.debug:
+            check(self.state, self.limits, host)
         entered, refused, aborted = self._take_in(host, offered)
 
         total = int(host.scheduled_tokens) + int(host.extra_tokens)
@@ -170,10 +171,10 @@ class Loop:
             rung = self.ladder.rungs[self.ladder.choose(total, int(host.num_sequences))]
             tokens, stopped = self.executor.execute(self.state, plan, host, rung)
             end = self.clock.now()
-            before = self._snapshot()
             self.state, result = commit_jit(self.state, plan, tokens, stopped, from_seconds(end))
             emitted = jax.device_get(result)
-            self._check(before)
+            if self.debug:
+                self._checked = check(self.state, self.limits, before=self._checked)
             done = emitted.finished != 0
             self._seen -= {int(request) for request in emitted.requests[done]}
         return Step(
@@ -238,14 +239,6 @@ class Loop:
                 f"({reason.sentence}): more KV blocks or seats may help; otherwise the policy has "
                 "a fault"
             )
-
-    def _snapshot(self) -> State | None:
-        # The verbs consume the state they are given, so debugging keeps a copy.
-        return jax.tree.map(np.array, self.state) if self.debug else None
-
-    def _check(self, before: State | None, plan: Plan | None = None) -> None:
-        if before is not None:
-            check(jax.device_get(self.state), self.limits, plan=plan, before=before)
 
 
 def _put_time(times: Time, index: int, seconds: float) -> None:

@@ -35,3 +35,16 @@ def limits_for(
         seats=seats, window=window, tokens=tokens, blocks=num_blocks,
         blocks_per_sequence=blocks_for(max_length, block_size), inbox=INBOX, context=context,
     )
+
+
+def model_length(longest: int, wanted: int | None) -> int:
+    """The longest sequence to serve: what the user wants of what the model reaches.
+
+    Raises:
+        ValueError: the model does not reach so far.
+    """
+    if wanted is not None and not 1 <= wanted <= longest:
+        raise ValueError(
+            f"max_length = {wanted}: this model reaches {longest} tokens; give 1..{longest}"
+        )
+    return wanted or longest
