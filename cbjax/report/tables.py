@@ -5,9 +5,10 @@ window they were measured: a comparison without these means nothing.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import polars as pl
+from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -76,23 +77,18 @@ def sweep_table(
         metrics: columns of the metrics to show.
         title: above the table.
     """
-    table = Table(title=title or None)
-    settings = [name for name in swept if name in rows.columns]
-    for name in settings or ["label"]:
-        _add_column(table, setting_title(name), "right" if settings else "left")
+    settings = [name for name in swept if name in rows.columns] or ["label"]
     shown = [name for name in metrics if name in rows.columns and rows[name].count()]
-    for metric in shown:
-        _add_column(table, metric_title(metric), "right")
-    for row in rows.iter_rows(named=True):
-        chosen = [str(row[name]) for name in settings or ["label"]]
-        table.add_row(*chosen, *(number(row[metric], metric) for metric in shown))
+    columns = [(setting_title(name), [str(value) for value in rows[name]]) for name in settings]
+    columns += [(metric_title(m), [number(value, m) for value in rows[m]]) for m in shown]
+    table = Table(title=title or None, box=box.SIMPLE_HEAD)
+    for header, cells in columns:
+        # A header breaks between words and never inside one, also in a terminal of 80 columns.
+        width = max(map(len, (*header.split(), *cells)))
+        table.add_column(header, justify="left" if header == "label" else "right", width=width)
+    for row in zip(*(cells for _, cells in columns), strict=True):
+        table.add_row(*row)
     return table
-
-
-def _add_column(table: Table, title: str, justify: Literal["left", "right"]) -> None:
-    # A header breaks between words and never inside one, also in a terminal of 80 columns.
-    longest = max(len(word) for word in title.split())
-    table.add_column(title, justify=justify, min_width=longest)
 
 
 def conditions(runs: Sequence[Run]) -> str:

@@ -9,11 +9,12 @@ import json
 from collections.abc import Mapping
 from enum import Enum
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from cbjax import __version__
 
 # Where results go and whether to redo them does not change what they are.
 NOT_PART_OF_IDENTITY = ("results_dir", "force")
@@ -63,7 +64,7 @@ def source_digest() -> str:
     try:
         return digest_of(roots)
     except OSError:
-        return f"version:{metadata.version('cbjax')}"
+        return f"version:{__version__}"
 
 
 def digest_of(roots: list[Path]) -> str:

@@ -11,7 +11,7 @@ import time
 import polars as pl
 import pytest
 
-from cbjax.results import FolderInUse, NotARun, is_study, open_study, read_run
+from cbjax.results import FolderInUse, NotARun, is_study, open_study, read_run, source_digest
 
 CONFIG = {"policy": {"name": "vllm"}, "kv": {"block_size": 16}}
 
@@ -125,6 +125,8 @@ def test_two_at_once_never_share_a_folder(tmp_path):
 
 
 def start_slow_study(tmp_path) -> subprocess.Popen:
+    # The other process reads the source anew; so must this one, should a file have been edited.
+    source_digest.cache_clear()
     program = textwrap.dedent(f"""
         import time
         from cbjax.results import open_study
