@@ -10,7 +10,7 @@ from jaxtyping import Array
 
 from pallas_kernels.ragged_paged_attention._spans import LOWEST, Spans, normalise, weigh
 
-TILE = 32
+TILE = 64
 
 
 def attend(
@@ -26,19 +26,20 @@ def attend(
     """
     num_tokens, num_kv_heads, group_size, head_dim = queries.shape
     num_sequences, span = query_lengths.shape[0], spans.length
-    rows = TILE * group_size
-    counts = jnp.where(query_lengths > 1, -(-query_lengths // TILE), 0)
+    size = min(TILE, num_tokens)
+    rows = size * group_size
+    counts = jnp.where(query_lengths > 1, -(-query_lengths // size), 0)
     ends = jnp.cumsum(counts)
-    queries = jnp.pad(queries, ((0, TILE), (0, 0), (0, 0), (0, 0)))  # a tile may overhang the end
+    queries = jnp.pad(queries, ((0, size), (0, 0), (0, 0), (0, 0)))  # a tile may overhang the end
 
     def one_tile(i: Array, out: Array) -> Array:
         owner = jnp.minimum(jnp.sum(ends <= i), num_sequences - 1)
-        done = (i - (ends[owner] - counts[owner])) * TILE
+        done = (i - (ends[owner] - counts[owner])) * size
         start = query_starts[owner] + done
-        live = jnp.minimum(query_lengths[owner] - done, TILE)
+        live = jnp.minimum(query_lengths[owner] - done, size)
         first = context_lengths[owner] - query_lengths[owner] + done
         last = first + live - 1
-        tile = jax.lax.dynamic_slice_in_dim(queries, start, TILE)
+        tile = jax.lax.dynamic_slice_in_dim(queries, start, size)
         tile = jnp.moveaxis(tile, 0, 1).reshape(num_kv_heads, rows, head_dim)
         position = jnp.minimum(first + jnp.arange(rows) // group_size, last)
 
@@ -57,9 +58,9 @@ def attend(
         shape = (num_kv_heads, rows)
         carry = (jnp.full(shape, LOWEST), jnp.zeros(shape), jnp.zeros((*shape, head_dim)))
         _, total, acc = jax.lax.fori_loop(0, last // span + 1, one_span, carry)
-        result = normalise(acc, total).reshape(num_kv_heads, TILE, group_size, head_dim)
-        present = jax.lax.dynamic_slice_in_dim(out, start, TILE)
-        written = (jnp.arange(TILE) < live)[:, None, None, None]
+        result = normalise(acc, total).reshape(num_kv_heads, size, group_size, head_dim)
+        present = jax.lax.dynamic_slice_in_dim(out, start, size)
+        written = (jnp.arange(size) < live)[:, None, None, None]
         result = jnp.where(written, jnp.moveaxis(result, 1, 0), present)
         return jax.lax.dynamic_update_slice_in_dim(out, result, start, 0)
 

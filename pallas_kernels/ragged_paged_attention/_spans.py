@@ -41,7 +41,7 @@ class Spans(NamedTuple):
         _, num_blocks, num_kv_heads, block_size, head_dim = keys.shape
         num_sequences, table_width = block_tables.shape
         parts = block_size // SPAN if block_size % SPAN == 0 else 1
-        blocks = min(max(SPAN // block_size, 1), table_width)
+        blocks = max(SPAN // block_size, 1)
         tables = jnp.pad(jnp.maximum(block_tables, 0), ((0, 0), (0, -table_width % blocks)))
         return cls(
             keys.reshape(-1, block_size // parts * head_dim),
