@@ -13,10 +13,10 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from cbjax.models.token_bytes import byte_to_char
 from cbjax.models.config import ModelConfig, config_from_hf
 from cbjax.models.decoder import Weights, weight_shapes
 from cbjax.models.layers import stored
+from cbjax.models.token_bytes import byte_to_char
 from cbjax.models.tokenizer import Tokenizer
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 256, 257, 258

@@ -8,7 +8,7 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @functools.cache
 def byte_to_char() -> dict[int, str]:
-    """Spelling of each byte in byte-level BPE (GPT-2, 2019): itself if it prints, else U+0100 on."""
+    """How byte-level BPE (GPT-2, 2019) spells bytes: as they print, the others from U+0100 on."""
     prints = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     spelling = {byte: chr(byte) for byte in prints}
     hidden = (byte for byte in range(256) if byte not in spelling)

@@ -10,8 +10,8 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from cbjax.models.token_bytes import sentence_bytes, spelled_bytes
 from cbjax.models.config import ModelConfig
+from cbjax.models.token_bytes import sentence_bytes, spelled_bytes
 from cbjax.models.tokenizer import Tokenizer
 
 CONTROL, USER_DEFINED = 3, 4  # kinds of token; the others are ordinary

@@ -6,9 +6,9 @@ from typing import Any
 
 import tokenizers
 
-from cbjax.models.token_bytes import sentence_bytes, spelled_bytes
 from cbjax.models.config import ModelConfig
 from cbjax.models.hf_dir import read_json
+from cbjax.models.token_bytes import sentence_bytes, spelled_bytes
 from cbjax.models.tokenizer import Tokenizer
 
 

@@ -10,7 +10,7 @@ from cbjax.models.config import ModelConfig, config_from_hf
 from cbjax.models.hf_dir import hf_tensors, read_json
 from cbjax.models.tensors import NAMES, part_shapes
 
-TOKENS = ["<unk>", "<s>", "</s>", *(f"t{i}" for i in range(93))]
+TOKENS = ["<unk>", "<s>", "</s>", "a", "b", "ab", *(f"t{i}" for i in range(90))]
 
 
 def interleaved(rows: np.ndarray, head_dim: int) -> np.ndarray:

@@ -2,9 +2,10 @@
 
     python make_golden.py [SmolLM2-135M-Instruct.Q4_1.gguf]
 
-Needs torch, transformers, accelerate and gguf. For each family a tiny random model is saved as transformers saves it, with its logits at a few
-positions of a 96-token input. Norms and biases are random too, so that one left out shows. For
-SmolLM2 the greedy continuations of eight prompts are kept, and the prompts' token ids.
+Needs torch, transformers, accelerate and gguf. For each family a tiny random model is saved as
+transformers saves it, with its logits at a few positions of a 96-token input. Norms and biases are
+random too, so that one left out shows. For SmolLM2 the greedy continuations of eight prompts are
+kept, and the prompts' token ids.
 """
 
 import json
