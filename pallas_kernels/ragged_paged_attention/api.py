@@ -56,6 +56,10 @@ def ragged_paged_attention(
     The flattened ragged batch follows "Ragged Paged Attention" (the jax TPU kernel of that name);
     blocks follow PagedAttention (Kwon et al., 2023).
     """
+    # Outside jit the batch may be numpy arrays, which traced indices cannot index.
+    block_tables, context_lengths = jnp.asarray(block_tables), jnp.asarray(context_lengths)
+    query_starts, sequences = jnp.asarray(query_starts), jnp.asarray(sequences)
+    positions = jnp.asarray(positions)
     _check_arrays(q, keys, values)
     _check_batch(q.shape[0], block_tables, context_lengths, query_starts, sequences, positions)
     backend = backends.choose(

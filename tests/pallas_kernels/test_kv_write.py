@@ -1,0 +1,119 @@
+"""KV write: right places only, padding dropped, in place whatever the size of the cache."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pallas_kernels import backends, new_kv_cache, storage, write_kv
+
+BACK_ENDS = backends.names("pallas_kernels.kv_write")
+L, N, K, B, D, T = 2, 6, 2, 4, 8, 10
+
+put = jax.jit(write_kv, static_argnames="implementation", donate_argnums=(0, 1))
+
+
+@pytest.mark.parametrize("implementation", BACK_ENDS)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_writes_named_places_and_nothing_else(implementation, data):
+    """Padding (block N, or NO_BLOCK) writes nothing, in particular not into the last block."""
+    places = data.draw(st.permutations([(b, o) for b in range(N) for o in range(B)]))[:T]
+    padding = data.draw(st.lists(st.sampled_from([None, N, -1]), min_size=T, max_size=T))
+    blocks = np.array([b if p is None else p for (b, _), p in zip(places, padding, strict=True)])
+    offsets = np.array([o if p is None else 0 for (_, o), p in zip(places, padding, strict=True)])
+    layer = data.draw(st.integers(0, L - 1))
+    new = np.random.default_rng(0).standard_normal((2, T, K, D), np.float32)
+    expected = np.zeros((2, L, N, K, B, D), np.float32)
+    for t in range(T):
+        if padding[t] is None:
+            expected[:, layer, blocks[t], :, offsets[t]] = new[:, t]
+    cache = new_kv_cache(L, N, K, B, D, "float32")
+    found = put(*cache, *new, layer, blocks, offsets, implementation=implementation)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("implementation", BACK_ENDS)
+def test_bfloat16_numbers_come_back_as_bfloat16_numbers(implementation):
+    new = np.random.default_rng(0).standard_normal((2, N, K, D), np.float32)
+    blocks, offsets = np.arange(N), np.arange(N) % B
+    cache = new_kv_cache(L, N, K, B, D, "bfloat16")
+    found = put(*cache, *new, 1, blocks, offsets, implementation=implementation)
+    rounded = np.asarray(jnp.asarray(new).astype(jnp.bfloat16).astype(jnp.float32))
+    for stored, expected in zip(found, rounded, strict=True):
+        read = storage.from_storage(stored)
+        np.testing.assert_array_equal(read[1, blocks, :, offsets], expected)
+        assert not np.any(read[0])
+
+
+@pytest.mark.parametrize("dtype", storage.CACHE_DTYPES)
+@pytest.mark.parametrize("implementation", BACK_ENDS)
+def test_scan_over_layers_copies_no_cache(implementation, dtype):
+    """DESIGN section 6: donated, carried, and no copy of it anywhere in the compiled program."""
+
+    def step(keys, values, k, v, blocks, offsets):
+        def one_layer(cache, layer):
+            return write_kv(
+                *cache, k, v, layer, blocks, offsets, implementation=implementation
+            ), None
+
+        return jax.lax.scan(one_layer, (keys, values), jnp.arange(5))[0]
+
+    keys, values = new_kv_cache(5, 400, 3, 16, 64, dtype)
+    new = jnp.zeros((T, 3, 64))
+    places = jnp.zeros(T, jnp.int32)
+    compiled = (
+        jax.jit(step, donate_argnums=(0, 1)).lower(keys, values, new, new, places, places).compile()
+    )
+    assert compiled.memory_analysis().alias_size_in_bytes == 2 * keys.nbytes
+    assert compiled.memory_analysis().temp_size_in_bytes < keys.nbytes / 100
+    whole = r"\w+\[5,400,3,16,64\]\S* (copy|convert|select|add|transpose|broadcast)\("
+    assert not re.findall(whole, compiled.as_text())
+
+
+def test_cache_arrays_do_not_share_a_buffer():
+    keys, values = new_kv_cache(1, 2, 1, 2, 4, "float32")
+    assert keys.unsafe_buffer_pointer() != values.unsafe_buffer_pointer()
+    assert keys.shape == (1, 2, 1, 2, 4)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"k": jnp.zeros((T, K, D + 1))}, r"k: shape .* expected \[T, K, D\] = \[10, 2, 8\]"),
+        ({"v": jnp.zeros((T + 1, K, D))}, "v: shape"),
+        ({"write_offsets": jnp.zeros(3, jnp.int32)}, "write_offsets: shape"),
+        ({"values": jnp.zeros((L, N, K, B, D + 1))}, "keys, values: .* must be one"),
+        ({"implementation": "cuda"}, r"implementation: 'cuda' is unknown; use None or one of"),
+    ],
+)
+def test_wrong_arguments_are_named(change, message):
+    keys, values = new_kv_cache(L, N, K, B, D, "float32")
+    arguments = {
+        "keys": keys,
+        "values": values,
+        "k": jnp.zeros((T, K, D)),
+        "v": jnp.zeros((T, K, D)),
+        "layer": 0,
+        "write_blocks": jnp.zeros(T, jnp.int32),
+        "write_offsets": jnp.zeros(T, jnp.int32),
+    }
+    with pytest.raises(ValueError, match=message):
+        write_kv(**{**arguments, **change})
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"dtype": "float16"}, "dtype: float16 is not supported"),
+        ({"num_blocks": 0}, "num_blocks: 0"),
+    ],
+)
+def test_impossible_caches_are_refused(change, message):
+    sizes = {"num_layers": 1, "num_blocks": 2, "num_kv_heads": 1, "block_size": 2, "head_dim": 4}
+    with pytest.raises(ValueError, match=message):
+        new_kv_cache(**{**sizes, "dtype": "float32", **change})

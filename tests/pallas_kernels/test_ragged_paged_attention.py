@@ -1,0 +1,278 @@
+"""One suite for every back end of ragged paged attention: a new file in the folder is tested too.
+
+The definition is `reference.py`; jax's own reference stands beside it where it can be imported.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pallas_kernels import backends, ragged_paged_attention, write_kv
+from pallas_kernels.ragged_paged_attention import shapes
+from pallas_kernels.ragged_paged_attention.shapes import Heads
+
+PACKAGE = "pallas_kernels.ragged_paged_attention"
+BACK_ENDS = [name for name in backends.names(PACKAGE) if name != "reference"]
+SMALL = Heads(4, 2, 16)
+TOLERANCE = 2e-6
+
+
+def quick(names, chosen):
+    """Parameters of which all but a chosen few are slow: each one is a compilation."""
+    return [n if n in chosen else pytest.param(n, marks=pytest.mark.slow) for n in names]
+
+
+write = jax.jit(write_kv)
+attend = jax.jit(ragged_paged_attention, static_argnames=("implementation", "scale"))
+
+
+def both(implementation, arguments, layer=0):
+    """Result of a back end and of the reference, or a skip if the back end says it is unfit."""
+    unfit = getattr(backends.load(PACKAGE, implementation), "unfit", lambda *_: None)
+    reason = unfit(arguments["q"], arguments["keys"])
+    if reason is not None:
+        pytest.skip(reason)
+    found = attend(layer=layer, implementation=implementation, **arguments)
+    return found, attend(layer=layer, implementation="reference", **arguments)
+
+
+def check(implementation, arguments, layer=0, tolerance=TOLERANCE):
+    found, expected = both(implementation, arguments, layer)
+    assert found.dtype == arguments["q"].dtype
+    np.testing.assert_allclose(
+        np.asarray(found, np.float32), np.asarray(expected, np.float32), atol=tolerance, rtol=0
+    )
+    padding = arguments["sequences"] == len(arguments["context_lengths"])
+    assert not np.any(np.asarray(found, np.float32)[padding])
+    return found
+
+
+@st.composite
+def mixtures(draw, block_size, longest=44, tokens=48, sequences=6):
+    """Ragged batches whose lengths lie on and beside the block boundaries."""
+    edges = [m * block_size + d for m in range(1, longest // block_size) for d in (-1, 0, 1)]
+    length = st.one_of(st.integers(1, longest), st.sampled_from(edges))
+    mixture = []
+    for _ in range(draw(st.integers(0, sequences))):
+        context = draw(length)
+        queries = draw(st.one_of(st.just(1), st.just(context), st.integers(1, context)))
+        used = sum(q for _, q in mixture)
+        mixture.append((context, queries) if used + queries <= tokens else (0, 0))
+    return mixture
+
+
+@pytest.mark.parametrize("implementation", BACK_ENDS)
+@settings(max_examples=60)
+@example(mixture=[], seed=0)
+@example(mixture=[(0, 0), (1, 1), (0, 0), (12, 4)], seed=1)
+@example(mixture=[(44, 44), (4, 4)], seed=2)
+@given(mixture=mixtures(block_size=4), seed=st.integers(0, 2**16))
+def test_equals_the_reference_on_ragged_batches(implementation, mixture, seed):
+    padded = {"tokens": 48, "sequences": 6, "table_width": 11, "num_blocks": 70}
+    check(implementation, shapes.arguments(SMALL, mixture, block_size=4, seed=seed, **padded))
+
+
+@pytest.mark.parametrize("block_size", quick(shapes.BLOCK_SIZES, (1, 24, 256)))
+@pytest.mark.parametrize("implementation", BACK_ENDS)
+def test_every_block_size_is_right(implementation, block_size):
+    """FAULTS J5 (wrong results for blocks above 128), J3 (19 blocks of 16, 13 of 24: no multiple)."""
+    mixture = [(1, 1), (257, 1), (0, 0), (100, 37), (65, 65), (129, 2), (300, 1)]
+    check(implementation, shapes.arguments(SMALL, mixture, block_size=block_size, tokens=120))
+
+
+@pytest.mark.parametrize("name", quick(shapes.HEADS, ("smollm2-135m", "gemma-7b")))
+@pytest.mark.parametrize("implementation", BACK_ENDS)
+def test_real_head_shapes_are_right(implementation, name):
+    mixture = [(70, 1), (20, 20), (33, 9)]
+    arguments = shapes.arguments(shapes.HEADS[name], mixture, block_size=16)
+    check(implementation, arguments, tolerance=2 * TOLERANCE)  # sums over up to 256 numbers
+
+
+@pytest.mark.parametrize(
+    "query_dtype, tolerance",
+    [("float32", TOLERANCE), pytest.param("bfloat16", 2e-2, marks=pytest.mark.slow)],
+)
+@pytest.mark.parametrize("implementation", BACK_ENDS)
+def test_bfloat16_cache_and_queries(implementation, query_dtype, tolerance):
+    arguments = shapes.arguments(
+        SMALL,
+        [(90, 1), (40, 40), (70, 6)],
+        block_size=16,
+        dtype="bfloat16",
+        query_dtype=query_dtype,
+    )
+    check(implementation, arguments, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("implementation", [*BACK_ENDS, "reference"])
+def test_causal_mask_is_aligned_to_the_end(implementation):
+    """FAULTS J1: 4 queries on a context of 12 see 9, 10, 11 and 12 positions."""
+    arguments = shapes.arguments(Heads(1, 1, 8), [(12, 4)], block_size=4)
+    found = attend(layer=0, implementation=implementation, **arguments)
+    table = arguments["block_tables"][0]
+    keys, values = (
+        np.asarray(arguments[n][0, table, 0]).reshape(12, 8) for n in ("keys", "values")
+    )
+    for i in range(4):
+        scores = keys[: 9 + i] @ np.asarray(arguments["q"][i, 0]) * arguments["scale"]
+        weights = np.exp(scores - scores.max())
+        expected = weights / weights.sum() @ values[: 9 + i]
+        np.testing.assert_allclose(found[i, 0], expected, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("implementation", [*BACK_ENDS, "reference"])
+def test_nothing_beyond_the_live_positions_is_relied_upon(implementation):
+    """FAULTS J4: empty rows give 0, and NaN in dead places or padding queries reaches nobody."""
+    arguments = shapes.arguments(
+        SMALL,
+        [(5, 1), (0, 0), (21, 21), (40, 3)],
+        block_size=8,
+        tokens=32,
+        sequences=8,
+        num_blocks=30,
+    )
+    clean = attend(layer=0, implementation=implementation, **arguments)
+    dead = np.ones(arguments["keys"].shape[1:4:2], bool)  # [N, B]
+    for table, length in zip(arguments["block_tables"], arguments["context_lengths"], strict=True):
+        for position in range(length):
+            dead[table[position // 8], position % 8] = False
+    assert dead.any(axis=1).sum() > dead.all(axis=1).sum() > 0, "half-live blocks are part of this"
+    for name in ("keys", "values"):
+        arguments[name] = jnp.where(dead[None, :, None, :, None], jnp.nan, arguments[name])
+    padding = arguments["sequences"] == 8
+    arguments["q"] = jnp.where(padding[:, None, None], jnp.nan, arguments["q"])
+    poisoned = attend(layer=0, implementation=implementation, **arguments)
+    assert np.array_equal(clean, poisoned)
+    assert not np.any(poisoned[padding])
+
+
+@pytest.mark.parametrize("implementation", BACK_ENDS)
+def test_layer_may_be_traced(implementation):
+    arguments = shapes.arguments(SMALL, [(30, 1), (12, 12)], block_size=4, num_layers=3)
+
+    @jax.jit
+    def every_layer(arguments):
+        def one(_, layer):
+            return None, ragged_paged_attention(
+                layer=layer, implementation=implementation, **arguments
+            )
+
+        return jax.lax.scan(one, None, jnp.arange(3))[1]
+
+    found = every_layer(arguments)
+    for layer in range(3):
+        expected = attend(layer=layer, implementation="reference", **arguments)
+        np.testing.assert_allclose(found[layer], expected, atol=TOLERANCE)
+
+
+CHUNKINGS = ([90], [50, 40], [33, 33, 24], [1] * 90, [64, 1, 25])
+
+
+def in_chunks(implementation, chunks, *, block_size, tokens, sequences, seat, mates, seed):
+    """One 90-token sequence computed chunk by chunk beside other sequences; its 90 results."""
+    rng = np.random.default_rng(7)
+    q = rng.standard_normal((90, 4, 16), np.float32)
+    k, v = rng.standard_normal((2, 90, 2, 16), np.float32)
+    results, done = [], 0
+    for chunk in chunks:
+        mixture = list(mates)
+        mixture.insert(seat, (done + chunk, chunk))
+        arguments = shapes.arguments(
+            SMALL,
+            mixture,
+            block_size=block_size,
+            tokens=tokens,
+            sequences=sequences,
+            table_width=-(-96 // block_size),
+            num_blocks=640 // block_size,
+            seed=seed + done,
+        )
+        place = np.arange(90)
+        blocks = arguments["block_tables"][seat, place // block_size]  # NO_BLOCK when still to come
+        arguments["keys"], arguments["values"] = write(
+            arguments["keys"], arguments["values"], k, v, 0, blocks, place % block_size
+        )
+        own = slice(*arguments["query_starts"][seat : seat + 2])
+        arguments["q"] = arguments["q"].at[own].set(q[done : done + chunk])
+        results.append(attend(layer=0, implementation=implementation, **arguments)[own])
+        done += chunk
+    return np.concatenate(results)
+
+
+@pytest.mark.parametrize("chunks", CHUNKINGS, ids=len)
+@pytest.mark.parametrize("implementation", BACK_ENDS)
+def test_a_result_does_not_depend_on_batch_mates(implementation, chunks):
+    """FAULTS J9: other mates, another seat, another rung, other blocks; equal in every bit."""
+    chunks = chunks if len(chunks) < 90 else chunks[:12]
+    alone = in_chunks(
+        implementation, chunks, block_size=16, tokens=96, sequences=1, seat=0, mates=[], seed=0
+    )
+    mates = [(17, 1), (70, 1), (9, 9), (64, 3), (33, 1)]
+    among = in_chunks(
+        implementation, chunks, block_size=16, tokens=112, sequences=8, seat=3, mates=mates, seed=99
+    )
+    assert np.array_equal(alone, among)
+
+
+@pytest.mark.parametrize("implementation", BACK_ENDS)
+def test_chunking_and_block_size_change_rounding_at_most(implementation):
+    whole = None
+    for chunks in CHUNKINGS[:3]:
+        for block_size in (16, 4, 64):
+            found = in_chunks(
+                implementation,
+                chunks,
+                block_size=block_size,
+                tokens=112,
+                sequences=8,
+                seat=1,
+                mates=[(40, 1)],
+                seed=3,
+            )
+            whole = found if whole is None else whole
+            np.testing.assert_allclose(found, whole, atol=TOLERANCE, rtol=0)
+
+
+def test_reference_agrees_with_the_one_of_jax():
+    theirs = pytest.importorskip("jax.experimental.pallas.ops.tpu.ragged_paged_attention")
+    mixture = [(37, 1), (20, 20), (40, 5)]
+    arguments = shapes.arguments(SMALL, mixture, block_size=8)
+    pages = np.zeros((*arguments["keys"].shape[1:4:2], 4, 16), np.float32)
+    pages[:, :, 0::2] = np.swapaxes(arguments["keys"][0], 1, 2)
+    pages[:, :, 1::2] = np.swapaxes(arguments["values"][0], 1, 2)
+    expected = theirs.ref_ragged_paged_attention(
+        arguments["q"],
+        jnp.asarray(pages),
+        jnp.asarray(arguments["context_lengths"]),
+        jnp.asarray(arguments["block_tables"]),
+        jnp.asarray(arguments["query_starts"]),
+        jnp.asarray([len(mixture)], jnp.int32),
+        sm_scale=arguments["scale"],
+    )
+    found = attend(layer=0, implementation="reference", **arguments)
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+
+
+def test_xla_memory_follows_neither_seats_nor_table_width():
+    """A dense gather of this batch takes 100 MB; nor is a layer of the cache copied out."""
+    lowered = partial(attend.lower, layer=0, implementation="xla")
+    arguments = shapes.arguments(
+        shapes.HEADS["smollm2-135m"],
+        [(40, 1), (30, 30)],
+        block_size=16,
+        tokens=64,
+        sequences=32,
+        table_width=128,
+        num_blocks=2048,
+        num_layers=2,
+    )
+    compiled = lowered(**arguments).compile()
+    dense = 2 * arguments["block_tables"].size * arguments["keys"][0, 0].nbytes
+    assert compiled.memory_analysis().temp_size_in_bytes < dense / 10
+    assert "f32[1,2048,3,16,64]" not in compiled.as_text()
+    assert "f32[2048,3,16,64]" not in compiled.as_text()
