@@ -4,9 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 
 from cbjax.core.ladder import Ladder, Rung
 from cbjax.engine import Engine
+from cbjax.models import LoadedModel, load_model
 
 
 @dataclass(frozen=True)
@@ -65,3 +67,11 @@ def serve_all(
 def small_ladder(tokens: int, seats: int) -> Ladder:
     """Two rungs: as few compilations as a mixed batch allows."""
     return Ladder(tuple(sorted({Rung(seats, seats), Rung(tokens, seats)})))
+
+
+def smollm2_or_skip() -> LoadedModel:
+    """SmolLM2, or a skip that says why it cannot be had here."""
+    try:
+        return load_model("smollm2")
+    except ValueError as problem:
+        pytest.skip(f"SmolLM2 is not to be had: {problem}")

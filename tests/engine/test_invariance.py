@@ -12,7 +12,7 @@ from cbjax import policies
 from cbjax.core.ladder import ladder
 from cbjax.engine import Engine
 from cbjax.models import load_model
-from tests.engine.serving import mixed_requests, serve_all, small_ladder
+from tests.engine.serving import mixed_requests, serve_all, small_ladder, smollm2_or_skip
 
 SEATS = 8
 LENGTH = 128
@@ -22,89 +22,92 @@ AMPLE = 4096  # token positions of a pool that never runs short
 SCARCE = 160  # hardly more than the longest request
 
 
-@pytest.fixture(scope="module")
-def tiny():
-    return load_model("tiny")
+@pytest.fixture(scope="module", params=["tiny", pytest.param("smollm2", marks=pytest.mark.slow)])
+def model(request):
+    if request.param == "smollm2":
+        return smollm2_or_skip()
+    return load_model(request.param)
 
 
 @pytest.fixture(scope="module")
-def requests(tiny):
-    return mixed_requests(40, tiny.tokenizer.vocab_size, longest_prompt=96, most_output=24, seed=7)
+def requests(model):
+    return mixed_requests(40, model.tokenizer.vocab_size, longest_prompt=96, most_output=24, seed=7)
 
 
 def vllm(budget: int = 32, **knobs):
     return policies.vllm(max_num_batched_tokens=budget, max_num_seqs=SEATS, **knobs)
 
 
-def engine_for(tiny, policy, *, block_size=16, positions=AMPLE, rungs=None, debug=False):
+def engine_for(model, policy, *, block_size=16, positions=AMPLE, rungs=None, debug=False):
     # The same limits and ladder wherever the case allows it, so that programs are shared.
     return Engine(
-        tiny, policy=policy, block_size=block_size, num_blocks=positions // block_size,
+        model, policy=policy, block_size=block_size, num_blocks=positions // block_size,
         max_length=LENGTH, iteration_tokens=TOKENS, ladder=rungs or small_ladder(TOKENS, SEATS),
         debug=debug,
     )
 
 
 @pytest.fixture(scope="module")
-def alone(tiny, requests):
+def alone(model, requests):
     """The tokens of each request decoded alone."""
-    served = serve_all(engine_for(tiny, vllm()), requests, at_once=1)
+    served = serve_all(engine_for(model, vllm()), requests, at_once=1)
     assert served.preemptions == 0
     return served.tokens
 
 
-def test_the_requests_are_not_trivial(alone, requests, tiny):
+def test_the_requests_are_not_trivial(alone, requests, model):
     assert len(set(alone)) == len(alone)
     assert len({token for tokens in alone for token in tokens}) > 50
     repeated = [tokens for tokens in alone if len(tokens) > 4 and len(set(tokens)) == 1]
     assert not repeated
 
 
-def test_decoding_alone_follows_the_reference_logits(tiny, alone, requests):
-    engine = engine_for(tiny, vllm())
+def test_decoding_alone_follows_the_reference_logits(model, alone, requests):
+    engine = engine_for(model, vllm())
     for ask, tokens in list(zip(requests, alone, strict=True))[:6:2]:
         sequence = ask.prompt + tokens
         padded = np.zeros(LENGTH, np.int32)
         padded[: len(sequence)] = sequence
-        best = engine.logits(padded)[:, : tiny.tokenizer.vocab_size].argmax(axis=1)
+        best = engine.logits(padded)[:, : model.tokenizer.vocab_size].argmax(axis=1)
         assert tuple(best[len(ask.prompt) - 1 : len(sequence) - 1]) == tokens
 
 
 @pytest.mark.parametrize(
     ("name", "build"),
     [
-        ("budget 8", lambda tiny: engine_for(tiny, vllm(8))),
-        ("budget 32", lambda tiny: engine_for(tiny, vllm(32))),
-        ("budget 256", lambda tiny: engine_for(tiny, vllm(256))),
-        ("block size 1", lambda tiny: engine_for(tiny, vllm(), block_size=1)),
-        ("block size 4", lambda tiny: engine_for(tiny, vllm(), block_size=4)),
-        ("block size 64", lambda tiny: engine_for(tiny, vllm(), block_size=64)),
-        ("long ladder", lambda tiny: engine_for(tiny, vllm(), rungs=LONG_LADDER)),
-        ("static padded", lambda tiny: engine_for(tiny, policies.static(SEATS, "padded"))),
-        ("static ragged", lambda tiny: engine_for(tiny, policies.static(SEATS, "ragged"))),
+        ("budget 8", lambda model: engine_for(model, vllm(8))),
+        ("budget 32", lambda model: engine_for(model, vllm(32))),
+        ("budget 256", lambda model: engine_for(model, vllm(256))),
+        ("block size 1", lambda model: engine_for(model, vllm(), block_size=1)),
+        ("block size 4", lambda model: engine_for(model, vllm(), block_size=4)),
+        ("block size 64", lambda model: engine_for(model, vllm(), block_size=64)),
+        ("long ladder", lambda model: engine_for(model, vllm(), rungs=LONG_LADDER)),
+        ("static padded", lambda model: engine_for(model, policies.static(SEATS, "padded"))),
+        ("static ragged", lambda model: engine_for(model, policies.static(SEATS, "ragged"))),
         (
             "static at end",
-            lambda tiny: engine_for(tiny, policies.static(SEATS, "ragged", delivery="at_end")),
+            lambda model: engine_for(model, policies.static(SEATS, "ragged", delivery="at_end")),
         ),
-        ("orca", lambda tiny: engine_for(tiny, policies.orca(SEATS))),
+        ("orca", lambda model: engine_for(model, policies.orca(SEATS))),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_tokens_do_not_depend_on_scheduling(tiny, requests, alone, name, build):
-    assert serve_all(build(tiny), requests).tokens == alone
+def test_tokens_do_not_depend_on_scheduling(model, requests, alone, name, build):
+    assert serve_all(build(model), requests).tokens == alone
 
 
 @pytest.mark.parametrize("block_size", [4, 16])
-def test_tokens_survive_preemption(tiny, requests, alone, block_size):
+def test_tokens_survive_preemption(model, requests, alone, block_size):
     """Recompute prefills prompt and outputs; nothing is lost or counted twice (FAULTS B1, F1)."""
-    engine = engine_for(tiny, vllm(), block_size=block_size, positions=SCARCE, debug=True)
+    policy = vllm(scheduler_reserve_full_isl=False)
+    engine = engine_for(model, policy, block_size=block_size, positions=SCARCE, debug=True)
     served = serve_all(engine, requests)
     assert served.preemptions > 20
     assert served.tokens == alone
 
 
-def test_a_corrupted_block_is_noticed(tiny, requests, alone):
-    engine = engine_for(tiny, vllm())
+def test_a_corrupted_block_is_noticed(model, requests, alone):
+    engine = engine_for(model, vllm())
 
     def corrupt(iteration: int) -> None:
         if iteration == 3:
