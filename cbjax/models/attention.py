@@ -36,7 +36,13 @@ def paged_attention(
     Returns:
         The mixed values `[T, H, D]` (0 for padding tokens) and the cache.
     """
-    keys, values = write_kv(keys, values, k, v, layer, batch.write_blocks, batch.write_offsets)
+    blocks, offsets = batch.write_blocks, batch.write_offsets
+    if k.shape[0] == 1:
+        # XLA turns a scatter of one row into another operation, for which the CPU compiler copies
+        # the whole cache in every layer; a second row that writes nowhere keeps it a scatter.
+        k, v, offsets = (jnp.concatenate([x, x]) for x in (k, v, offsets))
+        blocks = jnp.concatenate([blocks, jnp.full(1, keys.shape[1], blocks.dtype)])
+    keys, values = write_kv(keys, values, k, v, layer, blocks, offsets)
     mixed = ragged_paged_attention(
         q,
         keys,

@@ -29,9 +29,13 @@ def make_batch(
     block_size: int,
     tokens: int,
     sequences: int,
+    num_blocks: int | None = None,
 ) -> IterationBatch:
-    """Lay out chunks `(row of tables, first position, token ids)` padded to a rung."""
-    num_blocks = tables.size
+    """Lay out chunks `(row of tables, first position, token ids)` padded to a rung.
+
+    The cache has `num_blocks` blocks, by default as many as `tables` names.
+    """
+    num_blocks = tables.size if num_blocks is None else num_blocks
     flat = {name: np.zeros(tokens, np.int32) for name in ("ids", "positions", "offsets")}
     owners = np.full(tokens, sequences, np.int32)
     blocks = np.full(tokens, num_blocks, np.int32)
