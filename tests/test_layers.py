@@ -28,8 +28,8 @@ BELOW = {
         "cbjax.core", "cbjax.policies", "cbjax.metrics", "cbjax.workload", "cbjax.results"
     },
     "cbjax.experiment": {
-        "cbjax.config", "cbjax.core", "cbjax.engine", "cbjax.models", "cbjax.workload",
-        "cbjax.metrics", "cbjax.results", "cbjax.report",
+        "cbjax.cache", "cbjax.config", "cbjax.core", "cbjax.engine", "cbjax.models",
+        "cbjax.workload", "cbjax.metrics", "cbjax.results", "cbjax.report",
     },
     "cbjax.run": {"cbjax.config", "cbjax.experiment", "cbjax.results"},
 }
@@ -65,8 +65,11 @@ def imported(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            inner = node.module == "cbjax"
-            found |= {f"cbjax.{name.name}" for name in node.names} if inner else {node.module}
+            if node.module != "cbjax":
+                found.add(node.module)
+            else:
+                parts = {name.name for name in node.names} - {"__version__"}
+                found |= {f"cbjax.{name}" for name in parts}
     return found
 
 

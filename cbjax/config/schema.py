@@ -48,7 +48,10 @@ class KvConfig:
 
 @dataclass
 class LadderConfig:
-    """Sizes of the padded shapes; None doubles up to the greatest batch."""
+    """Sizes of the padded shapes; None doubles up to the greatest batch.
+
+    The greatest schedulable batch is always the last rung; sizes beyond it are left out.
+    """
 
     decode: list[int] | None = None
     mixed: list[int] | None = None

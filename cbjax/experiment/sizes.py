@@ -21,20 +21,29 @@ def sizes_of(config: RunConfig) -> dict[str, Any]:
 def ladder_of(config: RunConfig, policy: Policy, max_length: int) -> Ladder | None:
     """The ladder that `config.ladder` asks for; None for the default one.
 
+    Sizes beyond the greatest schedulable batch are left out, so that one ladder serves a sweep over
+    seats and budgets.
+
     Args:
         config: sizes of decode and mixed rungs.
         policy: its seats and budget bound the rungs.
         max_length: most tokens of a sequence, which bounds them where there is no budget.
 
     Raises:
-        ValueError: a rung beyond the greatest schedulable batch.
+        ValueError: a size below 1.
     """
-    if config.ladder.decode is None and config.ladder.mixed is None:
+    wanted = config.ladder
+    if wanted.decode is None and wanted.mixed is None:
         return None
     limits = limits_for(
         policy, block_size=config.kv.block_size, num_blocks=1, max_length=max_length,
         iteration_tokens=config.iteration_tokens, window=config.window,
     )
     return ladder(
-        limits.tokens, limits.seats, decode=config.ladder.decode, mixed=config.ladder.mixed
+        limits.tokens, limits.seats, decode=_up_to(limits.seats, wanted.decode),
+        mixed=_up_to(limits.tokens, wanted.mixed),
     )
+
+
+def _up_to(most: int, sizes: list[int] | None) -> list[int] | None:
+    return None if sizes is None else [size for size in sizes if size <= most]

@@ -100,7 +100,7 @@ def test_two_at_once_never_share_a_folder(tmp_path):
     ("overrides", "parts"),
     [
         (["kv.num_blocks=null"], ["kv.num_blocks", "give a number"]),
-        (["ladder.mixed=[99]"], ["ladder.mixed", "99"]),
+        (["ladder.mixed=[0]"], ["ladder.mixed", "0"]),
         (["iteration_tokens=1"], ["iteration_tokens = 1", "max_batch_size = 2"]),
     ],
 )

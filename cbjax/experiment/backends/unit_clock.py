@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from cbjax.cache import cache_dir
 from cbjax.config import ConfigError, RunConfig, build_policy
 from cbjax.engine import serve_with_unit_clock
+from cbjax.engine.compiles import keep_compiled_programs
 from cbjax.experiment.backends import Progress, Served
 from cbjax.experiment.sizes import ladder_of, sizes_of
 from cbjax.metrics import Recorder
@@ -22,6 +24,7 @@ def serve(
             raise ConfigError(f"{field} = null: without a model nothing else tells; give a number")
     policy, max_length = build_policy(config.policy), config.model.max_length
     assert max_length is not None
+    keep_compiled_programs(cache_dir() / "programs")
     try:
         serve_with_unit_clock(
             policy, workload, recorder, max_length=max_length, debug=config.debug,
