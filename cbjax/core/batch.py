@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from cbjax.core.blocks import NO_BLOCK
 from cbjax.core.ladder import Rung
 from cbjax.core.plan import Plan
 from cbjax.core.rows import NO_ROW
@@ -78,6 +79,9 @@ def pack(state: State, plan: Plan, rung: Rung) -> IterationBatch:
     token_row = row[owner]
     block_size = state.system.block_size
     block = state.blocks.tables[token_row, position // block_size]
+    # A table is stale beyond the blocks that its row holds.
+    held = jnp.where(used, state.rows.held[row], 0)
+    owned = jnp.arange(state.blocks.tables.shape[1]) < held[:, None]
     return IterationBatch(
         token_ids=jnp.where(live, state.token_ids[token_row, position], 0),
         positions=position,
@@ -86,7 +90,7 @@ def pack(state: State, plan: Plan, rung: Rung) -> IterationBatch:
         write_offsets=jnp.where(live, position % block_size, 0),
         query_starts=jnp.concatenate([jnp.zeros(1, jnp.int32), ends]),
         context_lengths=context,
-        block_tables=jnp.where(used[:, None], state.blocks.tables[row], -1),
+        block_tables=jnp.where(owned, state.blocks.tables[row], NO_BLOCK),
         sample_tokens=jnp.where(used, ends - 1, 0),
         sampled=used & plan.samples[row],
         rows=rows,

@@ -21,7 +21,7 @@ _LANES = 64  # new blocks handed out per turn of the loop; one turn is the usual
 class Blocks:
     """KV block bookkeeping for P rows, N blocks and tables of M blocks."""
 
-    tables: Int[Array, "P M"]  # logical -> physical block; NO_BLOCK beyond the blocks held
+    tables: Int[Array, "P M"]  # logical -> physical block; stale beyond the blocks held
     refs: Int[Array, "N"]  # sequences that hold the block; 0 = free
     ring: Int[Array, "N"]  # block ids; the free ones start at `head`
     head: Int[Array, ""]
@@ -86,35 +86,36 @@ def allocate(
 def release(blocks: Blocks, mask: Bool[Array, "P"], held: Int[Array, "P"]) -> Blocks:
     """Give back all blocks of the rows in `mask`, each row's last block first.
 
+    Call it outside of `lax.cond`, whose branches would copy the pool; an empty mask costs little.
+
     Args:
         blocks: the pool.
         mask: rows that lose their blocks.
         held: blocks each row holds.
 
     Returns:
-        The pool; the tables of these rows are empty.
+        The pool. The tables are left alone: what a row does not hold is stale.
     """
     ring_size = blocks.ring.shape[0]
     column = jnp.arange(blocks.tables.shape[1])
 
     def give_back(carry):
-        blocks, mask = carry
-        row = jnp.argmax(mask)
-        count = held[row]
-        block = blocks.tables[row, jnp.maximum(count - 1 - column, 0)]
-        mine = jnp.where(column < count, block, ring_size)
-        refs = blocks.refs.at[mine].add(-1, mode="drop")
+        refs, ring, free, left, row = carry
+        inside = column < held[row]
+        block = blocks.tables[row, jnp.maximum(held[row] - 1 - column, 0)]
+        refs = refs.at[jnp.where(inside, block, ring_size)].add(-1, mode="drop")
         # A shared block stays with its other holders; the rest line up at the end of the ring.
-        freed = (column < count) & (refs[jnp.where(column < count, block, 0)] == 0)
-        place = blocks.head + blocks.free + jnp.cumsum(freed) - 1
-        ring = blocks.ring.at[jnp.where(freed, place % ring_size, ring_size)].set(
-            block, mode="drop"
-        )
-        blocks = replace(
-            blocks, refs=refs, ring=ring, free=blocks.free + jnp.sum(freed),
-            tables=blocks.tables.at[row].set(NO_BLOCK),
-        )
-        return blocks, mask.at[row].set(False)
+        freed = inside & (refs[jnp.where(inside, block, 0)] == 0)
+        ends = jnp.cumsum(freed)
+        place = (blocks.head + free + ends - 1) % ring_size
+        ring = ring.at[jnp.where(freed, place, ring_size)].set(block, mode="drop")
+        left = left.at[row].set(False)
+        return refs, ring, free + ends[-1], left, jnp.argmax(left)
 
-    blocks, _ = lax.while_loop(lambda carry: jnp.any(carry[1]), give_back, (blocks, mask))
-    return blocks
+    left = mask & (held > 0)
+    refs, ring, free, _, _ = lax.while_loop(
+        # `argmax` names a row of the mask as long as there is one.
+        lambda carry: carry[3][carry[4]], give_back,
+        (blocks.refs, blocks.ring, blocks.free, left, jnp.argmax(left)),
+    )
+    return replace(blocks, refs=refs, ring=ring, free=free)

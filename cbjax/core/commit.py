@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Int
 
 from cbjax.core import time
@@ -62,8 +61,7 @@ def commit(
         last_duration=time.subtract(clock, state.clock),
         clock=clock,
     )
-    done = reason != FinishReason.NONE
-    state = lax.cond(jnp.any(done), lambda state: vacate(state, done), lambda state: state, state)
+    state = vacate(state, reason != FinishReason.NONE)
     return state, Emitted(
         requests=emitted_to, tokens=tokens, emitted=got, finished=reason.astype(jnp.int32),
         num_running=state.num_running,

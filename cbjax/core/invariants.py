@@ -134,11 +134,12 @@ def _tables(state: Any) -> Iterator[tuple[str, str]]:
     """Block tables hold what `held` says, cover what is computed, and match the references."""
     rows, tables, refs = state.rows, state.blocks.tables, state.blocks.refs
     column = np.arange(tables.shape[1])
-    inside = column < rows.held[:, None]
-    for row in np.flatnonzero(np.any((tables != NO_BLOCK) != inside, axis=1)):
+    # What a row does not hold is stale.
+    tables = np.where(column < rows.held[:, None], tables, NO_BLOCK)
+    for row in np.flatnonzero(np.sum(tables != NO_BLOCK, axis=1) != rows.held):
         yield "held matches the table", (
             f"request {rows.request[row]} in row {row} holds {rows.held[row]} blocks, its table is "
-            f"{tables[row][tables[row] != NO_BLOCK].tolist()}"
+            f"{tables[row][: max(rows.held[row], 0)].tolist()}"
         )
     owned = tables[tables != NO_BLOCK]
     for block in np.unique(owned[(owned < 0) | (owned >= refs.shape[0])]):

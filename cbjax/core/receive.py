@@ -30,23 +30,36 @@ class Received:
 
 def vacate(state: State, mask: Bool[Array, "P"]) -> State:
     """End the rows in `mask`: seat, blocks and row return exactly once."""
-    rows = state.rows
-    seated = mask & (rows.status == Status.RUNNING)
-    return replace(
-        state,
-        rows=replace(
+    blocks = pool.release(state.blocks, mask, state.rows.held)
+    return replace(leave(state, mask), blocks=blocks)
+
+
+def leave(state: State, mask: Bool[Array, "P"]) -> State:
+    """End the rows in `mask`, whose blocks are given back elsewhere."""
+
+    def end(rows: Rows, running, num_running, swap_free, finished):
+        seated = mask & (rows.status == Status.RUNNING)
+        ended = replace(
             rows,
             request=jnp.where(mask, NO_REQUEST, rows.request),
             status=jnp.where(mask, int(Status.FREE), rows.status),
             held=jnp.where(mask, 0, rows.held),
             swapped=jnp.where(mask, 0, rows.swapped),
             in_flight=jnp.where(mask, 0, rows.in_flight),
-        ),
-        blocks=pool.release(state.blocks, mask & (rows.held > 0), rows.held),
-        running=runlist.remove(state.running, seated),
-        num_running=state.num_running - jnp.sum(seated),
-        swap_free=state.swap_free + jnp.sum(jnp.where(mask, rows.swapped, 0)),
-        finished=state.finished + jnp.sum(mask),
+        )
+        return (
+            ended, runlist.remove(running, seated), num_running - jnp.sum(seated),
+            swap_free + jnp.sum(jnp.where(mask, rows.swapped, 0)), finished + jnp.sum(mask),
+        )
+
+    # The large arrays stay out of the branch, where they would be copied.
+    rows, running, num_running, swap_free, finished = lax.cond(
+        jnp.any(mask), end, lambda *same: same,
+        state.rows, state.running, state.num_running, state.swap_free, state.finished,
+    )
+    return replace(
+        state, rows=rows, running=running, num_running=num_running, swap_free=swap_free,
+        finished=finished,
     )
 
 
@@ -56,16 +69,16 @@ def abort(state: State, inbox: Inbox) -> tuple[State, Int[Array, "A"]]:
     Returns the handles that ended: their rows may have new owners before the plan is written.
     """
 
-    def end(state: State):
-        alive = (state.rows.status != Status.FREE)[:, None]
-        named = alive & (state.rows.request[:, None] == inbox.abort[None, :])
-        ended = jnp.where(jnp.any(named, axis=0), inbox.abort, NO_REQUEST)
-        return vacate(state, jnp.any(named, axis=1)), ended
+    def find(rows: Rows):
+        alive = (rows.status != Status.FREE)[:, None]
+        named = alive & (rows.request[:, None] == inbox.abort[None, :])
+        return jnp.any(named, axis=1), jnp.where(jnp.any(named, axis=0), inbox.abort, NO_REQUEST)
 
-    def leave(state: State):
-        return state, jnp.full(inbox.abort.shape, NO_REQUEST, jnp.int32)
+    def none(rows: Rows):
+        return jnp.zeros(rows.request.shape, bool), jnp.full_like(inbox.abort, NO_REQUEST)
 
-    return lax.cond(jnp.any(inbox.abort != NO_REQUEST), end, leave, state)
+    mask, ended = lax.cond(jnp.any(inbox.abort != NO_REQUEST), find, none, state.rows)
+    return vacate(state, mask), ended
 
 
 def receive(

@@ -48,9 +48,14 @@ def survivors(
         free: free blocks.
         seated: entries that name a row.
     """
-    total = jnp.sum(freed)
-    fits = jnp.cumsum(need) <= free + total - jnp.cumsum(freed)
-    return jnp.sum(jnp.where(seated & fits, 1, 0))
+
+    def some():
+        total = jnp.sum(freed)
+        fits = jnp.cumsum(need) <= free + total - jnp.cumsum(freed)
+        return jnp.sum(seated & fits)
+
+    # Nearly always everything fits.
+    return lax.cond(jnp.sum(need) <= free, lambda: jnp.sum(seated), some)
 
 
 @jax.tree_util.register_dataclass
@@ -97,8 +102,7 @@ def admit_in_order(
     order = view.rows.queue_order
 
     def walk(carry):
-        queue, left, _ = carry
-        row = jnp.argmin(jnp.where(left, order, last)).astype(jnp.int32)
+        queue, keys, row, _ = carry
         answer = offer(row, queue)
         blocks = blocks_for(answer.kv_tokens, view.system.block_size) - view.rows.held[row]
         limited_by = jnp.where(
@@ -119,10 +123,14 @@ def admit_in_order(
                 lambda new, old: jnp.where(takes, new, old), answer.extra, queue.extra
             ),
         )
-        return queue, left.at[row].set(False), takes
+        keys = keys.at[row].set(last)
+        return queue, keys, jnp.argmin(keys).astype(jnp.int32), takes
 
-    queue, _, _ = lax.while_loop(
-        lambda carry: carry[2] & jnp.any(carry[1]), walk, (queue, view.waiting, open_)
+    keys = jnp.where(view.waiting & open_, order, last)
+    queue, *_ = lax.while_loop(
+        # The smallest key is `last` when nothing is left.
+        lambda carry: carry[3] & (carry[1][carry[2]] != last), walk,
+        (queue, keys, jnp.argmin(keys).astype(jnp.int32), jnp.bool_(True)),
     )
     return queue
 

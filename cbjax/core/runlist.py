@@ -23,12 +23,15 @@ def append(
     last = jnp.iinfo(jnp.int32).max
 
     def add(carry):
-        running, count, left = carry
-        row = jnp.argmin(jnp.where(left, order, last)).astype(jnp.int32)
-        return running.at[count].set(row), count + 1, left.at[row].set(False)
+        running, count, keys, row = carry
+        keys = keys.at[row].set(last)
+        return running.at[count].set(row), count + 1, keys, jnp.argmin(keys).astype(jnp.int32)
 
-    running, count, _ = lax.while_loop(
-        lambda carry: jnp.any(carry[2]), add, (running, count, mask)
+    keys = jnp.where(mask, order, last)
+    running, count, *_ = lax.while_loop(
+        # The smallest key is `last` when nothing is left.
+        lambda carry: carry[2][carry[3]] != last, add,
+        (running, count, keys, jnp.argmin(keys).astype(jnp.int32)),
     )
     return running, count
 
@@ -37,4 +40,6 @@ def rank(running: Int[Array, "S"], mask: Bool[Array, "P"], rows: int) -> Int[Arr
     """For each running row in `mask`: how many rows of `mask` come before it in the run order."""
     inside = (running != NO_ROW) & mask[running]
     place = jnp.where(running != NO_ROW, running, rows)
-    return jnp.zeros(rows, jnp.int32).at[place].set(jnp.cumsum(inside) - inside, mode="drop")
+    return jnp.zeros(rows, jnp.int32).at[place].set(
+        jnp.cumsum(inside) - inside, mode="drop"
+    )

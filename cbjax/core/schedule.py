@@ -18,8 +18,8 @@ from cbjax.core.limits import Limits, blocks_for
 from cbjax.core.plan import Plan
 from cbjax.core.policy import Policy
 from cbjax.core.reasons import LimitedBy
-from cbjax.core.receive import Received, abort, receive, vacate
-from cbjax.core.rows import NO_ROW, Status, is_waiting
+from cbjax.core.receive import Received, abort, leave, receive
+from cbjax.core.rows import NO_ROW, Rows, Status, is_waiting
 from cbjax.core.state import State, view
 
 
@@ -53,45 +53,48 @@ def schedule(policy: Policy, state: State, inbox: Inbox, limits: Limits) -> tupl
 def _make_room(state: State, decision: Decision) -> State:
     """Take seat and blocks from preempted rows, and the row itself from refused ones."""
 
-    def preempt(state: State) -> State:
-        rows, lost = state.rows, decision.preempt
-        swapped = lost & (decision.requeue == Requeue.SWAP_OUT)
-        rank = runlist.rank(state.running, lost, rows.request.shape[0])
+    refused = decision.refuse != 0
+    blocks = pool.release(state.blocks, decision.preempt | refused, state.rows.held)
+    swapped = decision.preempt & (decision.requeue == Requeue.SWAP_OUT)
+    moved = jnp.where(swapped, state.rows.held, 0)
+
+    def preempt(rows: Rows, running, num_running, front, back, swap_free):
+        lost = decision.preempt
+        rank = runlist.rank(running, lost, rows.request.shape[0])
         count = jnp.sum(lost)
-        front = state.queue_front - count
         key = jnp.select(
             [decision.requeue == Requeue.KEPT, decision.requeue == Requeue.END],
-            [rows.queue_order, state.queue_back + rank],
-            front + rank,
+            [rows.queue_order, back + rank],
+            front - count + rank,
         )
-        moved = jnp.where(swapped, rows.held, 0)
-        return replace(
-            state,
-            rows=replace(
-                rows,
-                status=jnp.select(
-                    [swapped, lost], [int(Status.SWAPPED), int(Status.PREEMPTED)], rows.status
-                ),
-                computed=jnp.where(lost & ~swapped, 0, rows.computed),
-                held=jnp.where(lost, 0, rows.held),
-                swapped=rows.swapped + moved,
-                queue_order=jnp.where(lost, key, rows.queue_order),
-                preemptions=rows.preemptions + lost,
-                queued=time.select(lost, state.clock, rows.queued),
+        requeued = replace(
+            rows,
+            status=jnp.select(
+                [swapped, lost], [int(Status.SWAPPED), int(Status.PREEMPTED)], rows.status
             ),
-            blocks=pool.release(state.blocks, lost, rows.held),
-            running=runlist.remove(state.running, lost),
-            num_running=state.num_running - count,
-            queue_front=front,
-            queue_back=state.queue_back + count,
-            swap_free=state.swap_free - jnp.sum(moved),
+            computed=jnp.where(lost & ~swapped, 0, rows.computed),
+            held=jnp.where(lost, 0, rows.held),
+            swapped=rows.swapped + moved,
+            queue_order=jnp.where(lost, key, rows.queue_order),
+            preemptions=rows.preemptions + lost,
+            queued=time.select(lost, state.clock, rows.queued),
+        )
+        return (
+            requeued, runlist.remove(running, lost), num_running - count, front - count,
+            back + count, swap_free - jnp.sum(moved),
         )
 
-    state = lax.cond(jnp.any(decision.preempt), preempt, lambda state: state, state)
-    refused = decision.refuse != 0
-    return lax.cond(
-        jnp.any(refused), lambda state: vacate(state, refused), lambda state: state, state
+    # The large arrays stay out of the branch, where they would be copied.
+    rows, running, num_running, front, back, swap_free = lax.cond(
+        jnp.any(decision.preempt), preempt, lambda *same: same,
+        state.rows, state.running, state.num_running, state.queue_front, state.queue_back,
+        state.swap_free,
     )
+    state = replace(
+        state, rows=rows, running=running, num_running=num_running, queue_front=front,
+        queue_back=back, swap_free=swap_free, blocks=blocks,
+    )
+    return leave(state, refused)
 
 
 def _seat(state: State, decision: Decision) -> State:
@@ -124,37 +127,35 @@ def _seat(state: State, decision: Decision) -> State:
 
 def _grant(state, decision, inbox: Inbox, received: Received, aborted, requests, resumed):
     """Allocate KV, put the grants in flight, and write the plan."""
-    rows, running = state.rows, state.running
+    old, running = state.rows, state.running
     seated = running != NO_ROW
     row = jnp.where(seated, running, 0)
 
     def along(values):
         return jnp.where(seated, values[row], 0)
 
-    grants = along(decision.grant)
-    before, known, held = along(rows.computed), along(rows.known), along(rows.held)
-    owned = jnp.maximum(blocks_for(along(decision.kv_tokens), state.system.block_size), held)
-    blocks = pool.allocate(state.blocks, row, held, owned - held)
-
-    after = before + grants
-    peak = along(rows.peak)
-    prefilling = (grants > 0) & ((grants > 1) | (after < known) | (known == along(rows.prompt)))
-    place = jnp.where(seated, running, rows.request.shape[0])
+    # Row by row rather than along the run order: nothing has to be scattered back.
+    runs = old.status == Status.RUNNING
+    grant = jnp.where(runs, decision.grant, 0)
+    computed = old.computed + grant
+    owned = jnp.where(runs, blocks_for(decision.kv_tokens, state.system.block_size), 0)
+    more = jnp.maximum(owned - old.held, 0)
     rows = replace(
-        rows,
-        computed=rows.computed.at[place].set(after, mode="drop"),
-        peak=rows.peak.at[place].set(jnp.maximum(peak, after), mode="drop"),
-        in_flight=rows.in_flight.at[place].set(grants, mode="drop"),
-        held=rows.held.at[place].set(owned, mode="drop"),
+        old, computed=computed, peak=jnp.maximum(old.peak, computed), in_flight=grant,
+        held=old.held + more,
     )
-    samples = jnp.zeros(rows.request.shape, bool).at[place].set(
-        (grants > 0) & (after == known), mode="drop"
+    samples = (grant > 0) & (computed == old.known)
+    fresh = jnp.clip(computed - old.peak, 0, grant)
+    prefills = (grant > 0) & (
+        (grant > 1) | (computed < old.known) | (old.known == old.prompt)
     )
+    blocks = pool.allocate(state.blocks, row, along(old.held), along(more))
+    grants, prefilling = along(grant), along(prefills) > 0
     waiting = is_waiting(rows.status)
     num_waiting = jnp.sum(waiting)
     unseen = (decision.limited_by == LimitedBy.QUEUE_EMPTY) & (inbox.backlog > 0)
     plan = Plan(
-        running=running, grants=grants, fresh=jnp.clip(after - peak, 0, grants),
+        running=running, grants=grants, fresh=along(fresh),
         prefilling=prefilling, requests=requests, samples=samples, admitted=decision.admit,
         resumed=resumed, preempted=decision.preempt,
         swapped_out=decision.preempt & (decision.requeue == Requeue.SWAP_OUT),
@@ -165,7 +166,7 @@ def _grant(state, decision, inbox: Inbox, received: Received, aborted, requests,
         extra_tokens=decision.extra_tokens, num_sequences=jnp.sum(grants > 0),
         num_running=state.num_running, num_waiting=num_waiting, backlog=inbox.backlog,
         free_rows=jnp.sum(rows.status == Status.FREE), free_blocks=blocks.free,
-        live_tokens=jnp.sum(after), queue_order=rows.queue_order, waiting=waiting,
+        live_tokens=jnp.sum(jnp.where(runs, computed, 0)), queue_order=rows.queue_order, waiting=waiting,
         limited_by=jnp.where(unseen, int(LimitedBy.ROWS), decision.limited_by),
         wake=decision.wake,
     )

@@ -55,7 +55,9 @@ class View:
 
     def per_row(self, values: Int[Array, "S"]) -> Int[Array, "P"]:
         """Values along the run order back at their rows; 0 at rows that do not run."""
-        rows = self.rows.request.shape[0]
+        # One scatter finds every row's seat and is shared by all calls; a gather costs little.
+        rows, seats = self.rows.request.shape[0], self.running.shape[0]
         place = jnp.where(self.seated, self.running, rows)
-        return jnp.zeros(rows, values.dtype).at[place].set(values, mode="drop")
+        seat = jnp.full(rows, seats, jnp.int32).at[place].set(jnp.arange(seats), mode="drop")
+        return jnp.where(seat < seats, values[seat], jnp.zeros((), values.dtype))
 

@@ -115,7 +115,7 @@ def _decide(knobs: dict, watermark_blocks, view: View):
         tokens = jnp.minimum(tokens, queue.budget)
         must_fit = jnp.where(knobs["scheduler_reserve_full_isl"], known, tokens)
         lacks = blocks_for(must_fit, block_size)
-        runs = jnp.any(queue.admit) | (view.num_running > 0)
+        runs = queue.seats < knobs["max_num_seqs"]
         kept_free = jnp.where(runs, watermark_blocks, 0)
         limited_by = jnp.select(
             [~whole, lacks > queue.free, lacks + kept_free > queue.free],

@@ -90,9 +90,10 @@ CORRUPTIONS = {
     "seat lost": ("", "running", 1, NO_ROW, "run order", "num_running = 2"),
     "waits and runs": ("rows", "status", 1, Status.WAITING, "run order", "request 71"),
     "runs without a seat": ("rows", "status", 2, Status.RUNNING, "run order", "request 72"),
-    "table longer than held": (
-        "blocks", "tables", (2, 0), 5, "held matches the table", "request 72",
+    "more held than the table has": (
+        "rows", "held", 0, 49, "held matches the table", "request 70",
     ),
+    "negative holding": ("rows", "held", 2, -1, "held matches the table", "request 72"),
     "hole in a table": (
         "blocks", "tables", (0, 1), NO_BLOCK, "held matches the table", "request 70",
     ),
@@ -124,7 +125,6 @@ def test_running_request_without_kv_is_named(busy):
     state = busy[0]
     block = state.blocks.tables[0, 2]
     state = corrupt(state, "rows", "held", 0, 2)
-    state = corrupt(state, "blocks", "tables", (0, 2), NO_BLOCK)
     state = corrupt(state, "blocks", "refs", block, 0)
     with pytest.raises(InvariantError, match="KV covers what is computed.*request 70"):
         invariants.check(state, LIMITS)
