@@ -85,7 +85,7 @@ def measure(engine: Engine, prompts: list[list[int]], repeats: int, decode: bool
     rounds = 1 if decode else repeats
     for _ in range(rounds):
         ids = [
-            engine.submit(prompt, max_tokens=repeats + 4 if decode else 1, ignore_eos=True)
+            engine.submit(prompt, max_tokens=200 if decode else 1, ignore_eos=True)
             for prompt in prompts
         ]
         while decode and not all(engine.requests[one].token_ids for one in ids):
