@@ -92,6 +92,19 @@ def test_stream_is_the_completion_in_pieces(engine):
     assert "".join(engine.stream("tell me", **settings)) == whole.text
 
 
+def test_nothing_compiles_once_the_clock_runs(engine):
+    """FAULTS J8: the first sampled, stopped, aborted or refused request meets warm programs."""
+    before = engine.compilations_since_start
+    engine.generate(["a"] * 5, max_tokens=3)
+    engine.generate(["b"], max_tokens=3, temperature=1.0, top_k=3, top_p=0.9, seed=1)
+    engine.generate(["c", []], max_tokens=3, min_tokens=2, stop_token_ids=(5,), stop="x")
+    victim = engine.submit([7] * 40, max_tokens=4)
+    engine.step()
+    engine.abort(victim)
+    engine.step()
+    assert engine.compilations_since_start == before == 0
+
+
 def test_a_stream_that_is_left_early_leaves_nothing_behind(engine):
     pieces = engine.stream("tell me", max_tokens=30, ignore_eos=True)
     next(pieces)
