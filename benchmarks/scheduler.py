@@ -8,8 +8,8 @@ The same stream of requests is served by the same policy in three ways, in one p
 * calls: one call of the two compiled verbs per iteration, with numpy arrays in and numbers out,
 * oracle: the plain-Python scheduler that the tests hold the array policy against.
 
-Two streams: "steady" (decodes, Poisson arrivals, no preemption) and "pressure" (a pool so small that
-requests are preempted). Figures are process CPU time per iteration, medians of repeats; what the
+Two streams: "steady" (decodes, Poisson arrivals, no preemption) and "pressure" (a pool so small
+that requests are preempted). Figures are process CPU time per iteration, medians of repeats; what the
 three did must be equal. Writes `results/benchmarks/scheduler.json`.
 """
 
@@ -34,7 +34,7 @@ from cbjax import policies
 from cbjax.core.commit import commit, commit_jit
 from cbjax.core.inbox import Inbox, empty_inbox
 from cbjax.core.limits import Limits, system
-from cbjax.core.rows import NO_ROW, Status
+from cbjax.core.rows import Status
 from cbjax.core.schedule import schedule, schedule_jit
 from cbjax.core.state import initial_state
 from cbjax.core.time import Time
@@ -241,7 +241,8 @@ def measure(seats: int, kind: str, iterations: int, repeats: int) -> dict:
         oracle_us=plain * 1e6, oracle_over_loop=plain / loop, calls_over_loop=call / loop,
         scheduled_tokens=per_iteration[0], running=per_iteration[2],
         admitted=oracle.admitted / (iterations * repeats),
-        preempted=oracle.preempted / (iterations * repeats), loop_all_us=[value * 1e6 for value in loop_s],
+        preempted=oracle.preempted / (iterations * repeats),
+        loop_all_us=[value * 1e6 for value in loop_s],
         oracle_all_us=[value * 1e6 for value in oracle_s],
     )
 

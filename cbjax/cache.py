@@ -10,4 +10,4 @@ VARIABLE = "CBJAX_CACHE"
 
 def cache_dir() -> Path:
     """The user's cache folder, or the one that the environment variable `CBJAX_CACHE` names."""
-    return Path(os.environ.get(VARIABLE) or platformdirs.user_cache_dir("cbjax"))
+    return Path(os.environ.get(VARIABLE) or platformdirs.user_cache_dir("cbjax")).absolute()

