@@ -9,8 +9,8 @@ The same stream of requests is served by the same policy in three ways, in one p
 * oracle: the plain-Python scheduler that the tests hold the array policy against.
 
 Two streams: "steady" (decodes, Poisson arrivals, no preemption) and "pressure" (a pool so small
-that requests are preempted). Figures are process CPU time per iteration, medians of repeats; what the
-three did must be equal. Writes `results/benchmarks/scheduler.json`.
+that requests are preempted). Figures are process CPU time per iteration, medians of repeats; what
+the three did must be equal. Writes `results/benchmarks/scheduler.json`.
 """
 
 import argparse
