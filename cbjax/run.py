@@ -4,10 +4,11 @@ Alone it lists the experiments. Everything it does is also a plain call: `cbjax.
 `cbjax.run_experiment`. Heavy imports wait until they are needed, so that help is quick.
 """
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from cbjax.config.errors import ConfigError
 from cbjax.config.paths import group_choices, module_names
@@ -136,5 +137,17 @@ def _lines(entries: dict[str, str]) -> list[str]:
     return [f"  {name:<{width}}  {text}".rstrip() for name, text in entries.items()]
 
 
+def _leave(status: int) -> NoReturn:
+    """Exit; after an interruption without tearing the interpreter down.
+
+    JAX's threads may still be computing then, and freeing what they use crashed now and again.
+    """
+    if status == INTERRUPTED:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _leave(main())
