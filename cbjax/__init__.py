@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cbjax import policies
     from cbjax.config import load_config
+    from cbjax.core.explain import explain
     from cbjax.engine import Engine
     from cbjax.experiment import run_experiment
     from cbjax.results import collect_runs
@@ -19,11 +20,12 @@ __version__ = "0.1.0"
 _HOME = {
     "Engine": "cbjax.engine",
     "collect_runs": "cbjax.results",
+    "explain": "cbjax.core.explain",
     "load_config": "cbjax.config",
     "run_experiment": "cbjax.experiment",
 }
 
-__all__ = ["Engine", "collect_runs", "load_config", "policies", "run_experiment"]
+__all__ = ["Engine", "collect_runs", "explain", "load_config", "policies", "run_experiment"]
 
 
 def __getattr__(name: str) -> Any:
