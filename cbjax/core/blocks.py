@@ -66,7 +66,7 @@ def allocate(
         # Each receiver marks its first lane; the running maximum spreads it over its lanes.
         begins = jnp.where((need > 0) & (ends > base), jnp.maximum(starts - base, 0), _LANES)
         owner = lax.cummax(jnp.zeros(_LANES, jnp.int32).at[begins].max(entries, mode="drop"))
-        block = blocks.ring[(blocks.head + number) % ring_size]
+        block = blocks.ring[lax.rem(blocks.head + number, ring_size)]
         live = number < total
         row = jnp.where(live, rows[owner], tables.shape[0])
         column = held[owner] + number - starts[owner]
@@ -78,15 +78,13 @@ def allocate(
         lambda carry: carry[2] < total, hand_out, (blocks.tables, blocks.refs, jnp.int32(0))
     )
     return replace(
-        blocks, tables=tables, refs=refs, head=(blocks.head + total) % ring_size,
+        blocks, tables=tables, refs=refs, head=lax.rem(blocks.head + total, ring_size),
         free=blocks.free - total,
     )
 
 
 def release(blocks: Blocks, mask: Bool[Array, "P"], held: Int[Array, "P"]) -> Blocks:
     """Give back all blocks of the rows in `mask`, each row's last block first.
-
-    Call it outside of `lax.cond`, whose branches would copy the pool; an empty mask costs little.
 
     Args:
         blocks: the pool.
@@ -107,7 +105,7 @@ def release(blocks: Blocks, mask: Bool[Array, "P"], held: Int[Array, "P"]) -> Bl
         # A shared block stays with its other holders; the rest line up at the end of the ring.
         freed = inside & (refs[jnp.where(inside, block, 0)] == 0)
         ends = jnp.cumsum(freed)
-        place = (blocks.head + free + ends - 1) % ring_size
+        place = lax.rem(blocks.head + free + ends - 1, ring_size)
         ring = ring.at[jnp.where(freed, place, ring_size)].set(block, mode="drop")
         left = left.at[row].set(False)
         return refs, ring, free + ends[-1], left, jnp.argmax(left)

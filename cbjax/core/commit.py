@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from cbjax.core import time
+from cbjax.core.control import when
 from cbjax.core.plan import Emitted, Plan
 from cbjax.core.reasons import FinishReason, IterationKind
 from cbjax.core.receive import vacate
@@ -61,7 +62,8 @@ def commit(
         last_duration=time.subtract(clock, state.clock),
         clock=clock,
     )
-    state = vacate(state, reason != FinishReason.NONE)
+    done = reason != FinishReason.NONE
+    state = when(jnp.any(done), lambda state: vacate(state, done), state)
     return state, Emitted(
         requests=emitted_to, tokens=tokens, emitted=got, finished=reason.astype(jnp.int32),
         num_running=state.num_running,

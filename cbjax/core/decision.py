@@ -31,7 +31,8 @@ class Decision:
     fit the free blocks after preemption. The debug mode checks both.
     """
 
-    admit: Bool[Array, "P"]  # waiting rows that get a seat, in queue order
+    admit: Bool[Array, "P"]  # waiting rows that get a seat
+    admit_order: Int[Array, "P"] | None  # 0, 1, ... in order of admission; None = queue order
     grant: Int[Array, "P"]  # tokens to compute in this iteration
     kv_tokens: Int[Array, "P"]  # positions the row must own after this; never shrinks
     preempt: Bool[Array, "P"]  # running rows that lose seat and blocks
@@ -52,7 +53,7 @@ def nothing(view: View) -> Decision:
     zeros = jnp.zeros(rows, jnp.int32)
     false = jnp.zeros(rows, bool)
     return Decision(
-        admit=false, grant=zeros, kv_tokens=zeros, preempt=false,
+        admit=false, admit_order=None, grant=zeros, kv_tokens=zeros, preempt=false,
         requeue=jnp.full(rows, int(Requeue.FRONT), jnp.int32), swap_in=false,
         refuse=jnp.full(rows, int(Refusal.NONE), jnp.int32), running=None, queue_order=None,
         evict=jnp.int32(0), extra_tokens=jnp.int32(0), wake=time.never(),

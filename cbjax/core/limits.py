@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Int
 
 
@@ -101,5 +102,12 @@ def system(
 
 
 def blocks_for(tokens, block_size):
-    """Blocks that hold `tokens` positions: the quotient rounded up."""
-    return (tokens + block_size - 1) // block_size
+    """Blocks that hold `tokens` positions: the quotient rounded up; no number may be negative.
+
+    The compiled form divides as the machine does: rounding towards minus infinity, as `//` means,
+    costs as much again for signs that never occur.
+    """
+    up = tokens + block_size - 1
+    if isinstance(up, int):
+        return up // block_size
+    return lax.div(up, jnp.broadcast_to(block_size, jnp.shape(up)).astype(up.dtype))

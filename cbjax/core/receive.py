@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Int
 
 from cbjax.core import blocks as pool
 from cbjax.core import runlist
+from cbjax.core.control import when
 from cbjax.core.inbox import Inbox, door
 from cbjax.core.limits import Limits
 from cbjax.core.policy import Traits
@@ -30,36 +30,23 @@ class Received:
 
 def vacate(state: State, mask: Bool[Array, "P"]) -> State:
     """End the rows in `mask`: seat, blocks and row return exactly once."""
-    blocks = pool.release(state.blocks, mask, state.rows.held)
-    return replace(leave(state, mask), blocks=blocks)
-
-
-def leave(state: State, mask: Bool[Array, "P"]) -> State:
-    """End the rows in `mask`, whose blocks are given back elsewhere."""
-
-    def end(rows: Rows, running, num_running, swap_free, finished):
-        seated = mask & (rows.status == Status.RUNNING)
-        ended = replace(
+    rows = state.rows
+    seated = mask & (rows.status == Status.RUNNING)
+    return replace(
+        state,
+        rows=replace(
             rows,
             request=jnp.where(mask, NO_REQUEST, rows.request),
             status=jnp.where(mask, int(Status.FREE), rows.status),
             held=jnp.where(mask, 0, rows.held),
             swapped=jnp.where(mask, 0, rows.swapped),
             in_flight=jnp.where(mask, 0, rows.in_flight),
-        )
-        return (
-            ended, runlist.remove(running, seated), num_running - jnp.sum(seated),
-            swap_free + jnp.sum(jnp.where(mask, rows.swapped, 0)), finished + jnp.sum(mask),
-        )
-
-    # The large arrays stay out of the branch, where they would be copied.
-    rows, running, num_running, swap_free, finished = lax.cond(
-        jnp.any(mask), end, lambda *same: same,
-        state.rows, state.running, state.num_running, state.swap_free, state.finished,
-    )
-    return replace(
-        state, rows=rows, running=running, num_running=num_running, swap_free=swap_free,
-        finished=finished,
+        ),
+        blocks=pool.release(state.blocks, mask, rows.held),
+        running=runlist.remove(state.running, seated),
+        num_running=state.num_running - jnp.sum(seated),
+        swap_free=state.swap_free + jnp.sum(jnp.where(mask, rows.swapped, 0)),
+        finished=state.finished + jnp.sum(mask),
     )
 
 
@@ -69,16 +56,15 @@ def abort(state: State, inbox: Inbox) -> tuple[State, Int[Array, "A"]]:
     Returns the handles that ended: their rows may have new owners before the plan is written.
     """
 
-    def find(rows: Rows):
-        alive = (rows.status != Status.FREE)[:, None]
-        named = alive & (rows.request[:, None] == inbox.abort[None, :])
-        return jnp.any(named, axis=1), jnp.where(jnp.any(named, axis=0), inbox.abort, NO_REQUEST)
+    def end(carry):
+        state, _ = carry
+        alive = (state.rows.status != Status.FREE)[:, None]
+        named = alive & (state.rows.request[:, None] == inbox.abort[None, :])
+        ended = jnp.where(jnp.any(named, axis=0), inbox.abort, NO_REQUEST)
+        return vacate(state, jnp.any(named, axis=1)), ended
 
-    def none(rows: Rows):
-        return jnp.zeros(rows.request.shape, bool), jnp.full_like(inbox.abort, NO_REQUEST)
-
-    mask, ended = lax.cond(jnp.any(inbox.abort != NO_REQUEST), find, none, state.rows)
-    return vacate(state, mask), ended
+    none = jnp.full(inbox.abort.shape, NO_REQUEST, jnp.int32)
+    return when(jnp.any(inbox.abort != NO_REQUEST), end, (state, none))
 
 
 def receive(
@@ -91,7 +77,8 @@ def receive(
         max_tokens=jnp.zeros(size, jnp.int32),
     )
 
-    def enter(old: Rows, queue_back):
+    def enter(carry):
+        old, queue_back, _ = carry
         max_tokens, refusals = door(
             inbox.prompt, inbox.max_tokens, limits, state.system, traits
         )
@@ -111,17 +98,17 @@ def receive(
         received = Received(rows, refusals, jnp.where(arrived, max_tokens, 0))
         return filled, queue_back + jnp.sum(rows != NO_ROW), received
 
-    rows, queue_back, received = lax.cond(
-        inbox.count > 0, enter, lambda old, back: (old, back, none), state.rows, state.queue_back
+    rows, queue_back, received = when(
+        inbox.count > 0, enter, (state.rows, state.queue_back, none)
     )
-    # Outside the branch, where the large array is updated in place; nothing is written if no
-    # request entered.
+    # Outside, for the rows that entered; nothing is written if none did.
     target = jnp.where(received.rows != NO_ROW, received.rows, rows.request.shape[0])
     token_ids = state.token_ids.at[target].set(inbox.token_ids, mode="drop")
     return replace(state, rows=rows, queue_back=queue_back, token_ids=token_ids), received
 
 
 def _fill(old: Rows, inbox: Inbox, rows, max_tokens, order) -> Rows:
+    """Write the arrivals into their rows; a free row holds nothing and has nothing in flight."""
     target = jnp.where(rows != NO_ROW, rows, old.request.shape[0])
 
     def put(field, values):
@@ -137,9 +124,8 @@ def _fill(old: Rows, inbox: Inbox, rows, max_tokens, order) -> Rows:
         request=put(old.request, inbox.request), group=put(old.group, inbox.group),
         status=put(old.status, int(Status.WAITING)), prompt=put(old.prompt, inbox.prompt),
         known=put(old.known, inbox.known), computed=put(old.computed, 0), peak=put(old.peak, 0),
-        in_flight=put(old.in_flight, 0), max_tokens=put(old.max_tokens, max_tokens),
-        predicted=put(old.predicted, inbox.predicted), held=put(old.held, 0),
-        swapped=put(old.swapped, 0), queue_order=put(old.queue_order, order),
+        max_tokens=put(old.max_tokens, max_tokens), predicted=put(old.predicted, inbox.predicted),
+        queue_order=put(old.queue_order, order),
         priority=put(old.priority, inbox.priority), preemptions=put(old.preemptions, 0),
         arrival=put_time(old.arrival, inbox.arrival), queued=put_time(old.queued, inbox.arrival),
         deadline=put_time(old.deadline, inbox.deadline),

@@ -5,7 +5,7 @@ at the first refusal and so costs by what it admits.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
+from cbjax.core.decision import Decision, nothing
 from cbjax.core.limits import blocks_for
 from cbjax.core.reasons import LimitedBy
 from cbjax.core.view import View
@@ -66,7 +67,9 @@ class Queue:
     budget: Int[Array, ""]  # tokens left
     seats: Int[Array, ""]  # seats left
     free: Int[Array, ""]  # free blocks left
+    admitted: Int[Array, ""]
     admit: Bool[Array, "P"]
+    admit_order: Int[Array, "P"]
     grant: Int[Array, "P"]
     kv_tokens: Int[Array, "P"]
     limited_by: Int[Array, ""]  # LimitedBy
@@ -115,7 +118,9 @@ def admit_in_order(
             budget=queue.budget - grant,
             seats=queue.seats - takes,
             free=queue.free - jnp.where(takes, blocks, 0),
+            admitted=queue.admitted + takes,
             admit=queue.admit.at[row].set(takes),
+            admit_order=queue.admit_order.at[row].set(queue.admitted),
             grant=queue.grant.at[row].add(grant),
             kv_tokens=queue.kv_tokens.at[row].max(jnp.where(takes, answer.kv_tokens, 0)),
             limited_by=limited_by,
@@ -141,6 +146,16 @@ def start_queue(
     """A walk that has admitted nothing; `grant` and `kv_tokens` are those of the running rows."""
     return Queue(
         budget=jnp.int32(budget), seats=jnp.int32(seats), free=jnp.int32(free),
-        admit=jnp.zeros(view.rows.request.shape, bool), grant=grant, kv_tokens=kv_tokens,
+        admitted=jnp.int32(0), admit=jnp.zeros(view.rows.request.shape, bool),
+        admit_order=jnp.zeros(view.rows.request.shape, jnp.int32), grant=grant, kv_tokens=kv_tokens,
         limited_by=jnp.asarray(limited_by, jnp.int32), extra=extra,
     )
+
+
+def decide(view: View, queue: Queue, **more: Any) -> Decision:
+    """The decision that the walk arrived at; `more` are further fields of `Decision`."""
+    fields = dict(
+        admit=queue.admit, admit_order=queue.admit_order, grant=queue.grant,
+        kv_tokens=queue.kv_tokens, limited_by=queue.limited_by,
+    )
+    return replace(nothing(view), **(fields | more))

@@ -36,6 +36,16 @@ def append(
     return running, count
 
 
+def append_in_order(
+    running: Int[Array, "S"], count: Int[Array, ""], mask: Bool[Array, "P"],
+    order: Int[Array, "P"],
+) -> tuple[Int[Array, "S"], Int[Array, ""]]:
+    """Add the rows in `mask`, whose `order` is 0, 1, 2, ... among them: one scatter, no search."""
+    place = jnp.where(mask, count + order, running.shape[0])
+    rows = jnp.arange(mask.shape[0], dtype=jnp.int32)
+    return running.at[place].set(rows, mode="drop"), count + jnp.sum(mask)
+
+
 def rank(running: Int[Array, "S"], mask: Bool[Array, "P"], rows: int) -> Int[Array, "P"]:
     """For each running row in `mask`: how many rows of `mask` come before it in the run order."""
     inside = (running != NO_ROW) & mask[running]

@@ -8,18 +8,18 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from cbjax.core import blocks as pool
 from cbjax.core import runlist, time
+from cbjax.core.control import when
 from cbjax.core.decision import Decision, Requeue
 from cbjax.core.inbox import Inbox
 from cbjax.core.limits import Limits, blocks_for
 from cbjax.core.plan import Plan
 from cbjax.core.policy import Policy
 from cbjax.core.reasons import LimitedBy
-from cbjax.core.receive import Received, abort, leave, receive
-from cbjax.core.rows import NO_ROW, Rows, Status, is_waiting
+from cbjax.core.receive import Received, abort, receive, vacate
+from cbjax.core.rows import NO_ROW, Status, is_waiting
 from cbjax.core.state import State, view
 
 
@@ -54,20 +54,29 @@ def _make_room(state: State, decision: Decision) -> State:
     """Take seat and blocks from preempted rows, and the row itself from refused ones."""
 
     refused = decision.refuse != 0
-    blocks = pool.release(state.blocks, decision.preempt | refused, state.rows.held)
-    swapped = decision.preempt & (decision.requeue == Requeue.SWAP_OUT)
-    moved = jnp.where(swapped, state.rows.held, 0)
 
-    def preempt(rows: Rows, running, num_running, front, back, swap_free):
-        lost = decision.preempt
-        rank = runlist.rank(running, lost, rows.request.shape[0])
-        count = jnp.sum(lost)
-        key = jnp.select(
-            [decision.requeue == Requeue.KEPT, decision.requeue == Requeue.END],
-            [rows.queue_order, back + rank],
-            front - count + rank,
-        )
-        requeued = replace(
+    def change(state: State) -> State:
+        return vacate(_preempt(state, decision), refused)
+
+    return when(jnp.any(decision.preempt | refused), change, state)
+
+
+def _preempt(state: State, decision: Decision) -> State:
+    """Put preempted rows back into the queue, their KV dropped or moved to the host pool."""
+    rows, lost = state.rows, decision.preempt
+    swapped = lost & (decision.requeue == Requeue.SWAP_OUT)
+    rank = runlist.rank(state.running, lost, rows.request.shape[0])
+    count = jnp.sum(lost)
+    front = state.queue_front - count
+    key = jnp.select(
+        [decision.requeue == Requeue.KEPT, decision.requeue == Requeue.END],
+        [rows.queue_order, state.queue_back + rank],
+        front + rank,
+    )
+    moved = jnp.where(swapped, rows.held, 0)
+    return replace(
+        state,
+        rows=replace(
             rows,
             status=jnp.select(
                 [swapped, lost], [int(Status.SWAPPED), int(Status.PREEMPTED)], rows.status
@@ -78,27 +87,18 @@ def _make_room(state: State, decision: Decision) -> State:
             queue_order=jnp.where(lost, key, rows.queue_order),
             preemptions=rows.preemptions + lost,
             queued=time.select(lost, state.clock, rows.queued),
-        )
-        return (
-            requeued, runlist.remove(running, lost), num_running - count, front - count,
-            back + count, swap_free - jnp.sum(moved),
-        )
-
-    # The large arrays stay out of the branch, where they would be copied.
-    rows, running, num_running, front, back, swap_free = lax.cond(
-        jnp.any(decision.preempt), preempt, lambda *same: same,
-        state.rows, state.running, state.num_running, state.queue_front, state.queue_back,
-        state.swap_free,
+        ),
+        blocks=pool.release(state.blocks, lost, rows.held),
+        running=runlist.remove(state.running, lost),
+        num_running=state.num_running - count,
+        queue_front=front,
+        queue_back=state.queue_back + count,
+        swap_free=state.swap_free - jnp.sum(moved),
     )
-    state = replace(
-        state, rows=rows, running=running, num_running=num_running, queue_front=front,
-        queue_back=back, swap_free=swap_free, blocks=blocks,
-    )
-    return leave(state, refused)
 
 
 def _seat(state: State, decision: Decision) -> State:
-    """Append admitted rows to the run order, in queue order, after any new order of the others."""
+    """Append admitted rows to the run order, after any new order of the others."""
     running = state.running if decision.running is None else decision.running
     rows = state.rows
     if decision.queue_order is not None:
@@ -109,9 +109,11 @@ def _seat(state: State, decision: Decision) -> State:
             state, queue_back=jnp.maximum(state.queue_back, jnp.max(order) + 1),
             queue_front=jnp.minimum(state.queue_front, jnp.min(order)),
         )
-    running, num_running = runlist.append(
-        running, state.num_running, decision.admit, rows.queue_order
-    )
+    if decision.admit_order is None:
+        append, order = runlist.append, rows.queue_order
+    else:
+        append, order = runlist.append_in_order, decision.admit_order
+    running, num_running = append(running, state.num_running, decision.admit, order)
     back = decision.admit & decision.swap_in
     returned = jnp.where(back, rows.swapped, 0)
     rows = replace(

@@ -5,12 +5,9 @@ A request reserves KV for `max_tokens` slots, prompt and output, when it is firs
 nothing is ever preempted and nothing deadlocks, at the price of the unused part of the reservation.
 """
 
-from dataclasses import replace
-
 import jax.numpy as jnp
 
 from cbjax.core import rules
-from cbjax.core.decision import nothing
 from cbjax.core.limits import blocks_for
 from cbjax.core.policy import Policy, Traits, no_state, require_positive
 from cbjax.core.reasons import LimitedBy
@@ -63,8 +60,4 @@ def _decide(knobs: dict, state: tuple, view: View):
         offer,
         True,
     )
-    decision = replace(
-        nothing(view), admit=queue.admit, grant=queue.grant, kv_tokens=queue.kv_tokens,
-        limited_by=queue.limited_by,
-    )
-    return decision, state
+    return rules.decide(view, queue), state

@@ -5,14 +5,13 @@ systems differ in them: padding (prompts padded to the longest, finished rows co
 delivery (a token at once, or with the whole batch).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from cbjax.core import rules
-from cbjax.core.decision import nothing
 from cbjax.core.limits import Limits, System, blocks_for
 from cbjax.core.policy import Policy, Traits, require_positive
 from cbjax.core.reasons import LimitedBy
@@ -131,10 +130,9 @@ def _decide(knobs: dict, batch: Batch, view: View):
     each = jnp.where(padded, length(forming.longest, forming.most_output), queue.kv_tokens)
     grant, extra = _tokens(rows, members, batch, padded, view.iteration_tokens)
     place = jnp.where(members != NO_ROW, members, zeros.shape[0])
-    decision = replace(
-        nothing(view), admit=queue.admit, grant=zeros.at[place].set(grant, mode="drop"),
+    decision = rules.decide(
+        view, queue, grant=zeros.at[place].set(grant, mode="drop"),
         kv_tokens=jnp.where(queue.admit, each, 0), extra_tokens=extra,
-        limited_by=queue.limited_by,
     )
     return decision, batch
 

@@ -6,12 +6,9 @@ waiting requests are admitted until the first that does not fit. Rules as of vLL
 first served, no prefix caching).
 """
 
-from dataclasses import replace
-
 import jax.numpy as jnp
 
 from cbjax.core import rules
-from cbjax.core.decision import Decision, nothing
 from cbjax.core.limits import Limits, System, blocks_for
 from cbjax.core.policy import Policy, require_positive
 from cbjax.core.reasons import LimitedBy
@@ -138,8 +135,4 @@ def _decide(knobs: dict, watermark_blocks, view: View):
         offer,
         ~preempts,
     )
-    decision: Decision = replace(
-        nothing(view), admit=queue.admit, grant=queue.grant, kv_tokens=queue.kv_tokens,
-        preempt=preempt, limited_by=queue.limited_by,
-    )
-    return decision, watermark_blocks
+    return rules.decide(view, queue, preempt=preempt), watermark_blocks
