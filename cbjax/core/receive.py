@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Int
 
 from cbjax.core import blocks as pool
@@ -40,7 +41,6 @@ def vacate(state: State, mask: Bool[Array, "P"]) -> State:
             status=jnp.where(mask, int(Status.FREE), rows.status),
             held=jnp.where(mask, 0, rows.held),
             swapped=jnp.where(mask, 0, rows.swapped),
-            in_flight=jnp.where(mask, 0, rows.in_flight),
         ),
         blocks=pool.release(state.blocks, mask, rows.held),
         running=runlist.remove(state.running, seated),
@@ -85,15 +85,8 @@ def receive(
         arrived = jnp.arange(size) < inbox.count
         refusals = jnp.where(arrived, refusals, int(Refusal.NONE))
         passes = arrived & (refusals == Refusal.NONE)
-        free = old.status == Status.FREE
-        # The k-th request that passes takes the k-th free row.
-        nth = jnp.cumsum(passes) - 1
-        slot = jnp.where(free, jnp.cumsum(free) - 1, size)
-        free_rows = jnp.full(size, NO_ROW, jnp.int32).at[slot].set(
-            jnp.arange(free.shape[0], dtype=jnp.int32), mode="drop"
-        )
-        rows = jnp.where(passes, free_rows[jnp.clip(nth, 0)], NO_ROW)
-        order = queue_back + nth
+        rows = _free_rows(old.status == Status.FREE, passes)
+        order = queue_back + jnp.cumsum(passes) - 1
         filled = _fill(old, inbox, rows, max_tokens, order)
         received = Received(rows, refusals, jnp.where(arrived, max_tokens, 0))
         return filled, queue_back + jnp.sum(rows != NO_ROW), received
@@ -105,6 +98,21 @@ def receive(
     target = jnp.where(received.rows != NO_ROW, received.rows, rows.request.shape[0])
     token_ids = state.token_ids.at[target].set(inbox.token_ids, mode="drop")
     return replace(state, rows=rows, queue_back=queue_back, token_ids=token_ids), received
+
+
+def _free_rows(free: Bool[Array, "P"], passes: Bool[Array, "A"]) -> Int[Array, "A"]:
+    """A free row for each request that passes, in order; NO_ROW when they run out."""
+
+    def take(carry):
+        rows, free, left = carry
+        entry, row = jnp.argmax(left), jnp.argmax(free).astype(jnp.int32)
+        return rows.at[entry].set(row), free.at[row].set(False), left.at[entry].set(False)
+
+    rows, _, _ = lax.while_loop(
+        lambda carry: jnp.any(carry[2]) & jnp.any(carry[1]), take,
+        (jnp.full(passes.shape, NO_ROW, jnp.int32), free, passes),
+    )
+    return rows
 
 
 def _fill(old: Rows, inbox: Inbox, rows, max_tokens, order) -> Rows:
