@@ -36,7 +36,8 @@ class Decision:
     grant: Int[Array, "P"]  # tokens to compute in this iteration
     kv_tokens: Int[Array, "P"]  # positions the row must own after this; never shrinks
     preempt: Bool[Array, "P"]  # running rows that lose seat and blocks
-    preempt_order: Int[Array, "P"] | None  # 0, 1, ... in order of preemption; None = last running first
+    # 0, 1, ... in order of preemption; None = last running first.
+    preempt_order: Int[Array, "P"] | None
     requeue: Int[Array, "P"]  # Requeue of the preempted rows
     swap_in: Bool[Array, "P"]  # admitted rows whose KV comes back from the host pool
     refuse: Int[Array, "P"]  # Refusal of waiting rows that are turned away

@@ -33,7 +33,8 @@ class State:
     queue_front: Int[Array, ""]  # smallest queue key given so far
     queue_back: Int[Array, ""]  # next queue key at the end
     swap_free: Int[Array, ""]  # free blocks of the host pool
-    ending: Bool[Array, "P"] | None  # ended, but seen as running for one iteration; None without lag
+    # Ended, but seen as running for one more iteration; None without lag.
+    ending: Bool[Array, "P"] | None
     finished: Int[Array, ""]  # requests that ended since the last `schedule`
     last_kind: Int[Array, ""]  # IterationKind
     last_duration: Time
