@@ -7,9 +7,9 @@ import numpy as np
 from cbjax import policies
 from cbjax.core.limits import system
 from cbjax.core.policy import Traits
+from cbjax.parity.driver import run, run_on_host
+from cbjax.parity.workload import Request, Workload
 from tests.policies.beside import LIMITS
-from tests.policies.driver import run, run_on_host
-from tests.policies.workloads import Request, Workload
 
 NUMBERS = system(LIMITS, block_size=4, num_blocks=20, max_length=48)
 

@@ -9,9 +9,9 @@ from cbjax import policies
 from cbjax.core.decision import Requeue
 from cbjax.core.limits import system
 from cbjax.core.policy import Traits
+from cbjax.parity.driver import run
+from cbjax.parity.workload import Request, Workload
 from tests.policies.beside import LIMITS
-from tests.policies.driver import run
-from tests.policies.workloads import Request, Workload
 
 THREE = Workload(tuple(Request(id, 0, prompt=4, max_tokens=6) for id in range(3)))
 NUMBERS = system(LIMITS, block_size=4, num_blocks=20, max_length=48)
