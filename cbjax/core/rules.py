@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
+from cbjax.core.control import when
 from cbjax.core.decision import Decision, nothing
 from cbjax.core.limits import blocks_for
 from cbjax.core.reasons import LimitedBy
@@ -59,6 +60,8 @@ class Offer:
     kv_tokens: Int[Array, ""]  # positions it must own
     limited_by: Int[Array, ""]  # LimitedBy if it is not admitted; QUEUE_EMPTY = it is
     extra: Any = ()
+    blocks: Int[Array, ""] | None = None  # blocks it takes, if not those that `kv_tokens` lack
+    take: Callable[[Any], Any] | None = None  # what becomes of `Queue.extra` if it is admitted
 
 
 def admit_in_order(
@@ -90,13 +93,21 @@ def admit_in_order(
     def walk(carry):
         queue, keys, row, _ = carry
         answer = offer(row, queue)
-        blocks = blocks_for(answer.kv_tokens, view.system.block_size) - view.rows.held[row]
+        blocks = answer.blocks
+        if blocks is None:
+            blocks = blocks_for(answer.kv_tokens, view.system.block_size) - view.rows.held[row]
         limited_by = jnp.where(
             queue.seats <= 0, int(LimitedBy.SEATS),
             jnp.where(queue.budget <= 0, int(LimitedBy.BUDGET), answer.limited_by),
         ).astype(jnp.int32)
         takes = limited_by == LimitedBy.QUEUE_EMPTY
         grant = jnp.where(takes, answer.grant, 0)
+        if answer.take is not None:
+            extra = when(takes, answer.take, queue.extra)
+        else:
+            extra = jax.tree.map(
+                lambda new, old: jnp.where(takes, new, old), answer.extra, queue.extra
+            )
         queue = Queue(
             budget=queue.budget - grant,
             seats=queue.seats - takes,
@@ -107,9 +118,7 @@ def admit_in_order(
             grant=queue.grant.at[row].add(grant),
             kv_tokens=queue.kv_tokens.at[row].max(jnp.where(takes, answer.kv_tokens, 0)),
             limited_by=limited_by,
-            extra=jax.tree.map(
-                lambda new, old: jnp.where(takes, new, old), answer.extra, queue.extra
-            ),
+            extra=extra,
         )
         keys = keys.at[row].set(last)
         return queue, keys, head(keys), takes
