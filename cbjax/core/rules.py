@@ -66,7 +66,7 @@ class Offer:
 
 def admit_in_order(
     view: View, queue: Queue, offer: Callable[[Any, Queue], Offer],
-    open_: Bool[Array, ""] | bool, urgency: Int[Array, "P"] | None = None,
+    open_: Bool[Array, "*P"] | bool, urgency: Int[Array, "P"] | None = None,
 ) -> Queue:
     """Admit waiting rows in queue order until the first that may not (head-of-line blocking).
 
@@ -74,7 +74,8 @@ def admit_in_order(
         view: the table.
         queue: seats, budget and blocks that are left; usually nothing admitted yet.
         offer: `(row, queue) -> Offer`, asked for the head of the queue.
-        open_: False admits nothing and leaves `queue.limited_by` as it is.
+        open_: False admits nothing and leaves `queue.limited_by` as it is; one per row leaves rows
+            out as if they did not wait.
         urgency: rows with a smaller number go first, each kind in queue order; None = all alike.
 
     Returns:

@@ -81,7 +81,7 @@ def _preempt(state: State, decision: Decision, traits: Traits) -> State:
         state,
         rows=replace(
             rows,
-            prompt=jnp.where(lost, rows.known, rows.prompt)
+            prompt=jnp.where(lost & ~swapped, rows.known, rows.prompt)
             if traits.restarts_outputs
             else rows.prompt,
             status=jnp.select(
