@@ -10,7 +10,9 @@ from collections.abc import Callable
 
 from cbjax.core.policy import Policy
 
-names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+names = sorted(
+    module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")
+)
 # The functions take the place of the modules of the same name.
 globals().update(
     {name: getattr(importlib.import_module(f"{__name__}.{name}"), name) for name in names}
