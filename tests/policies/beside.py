@@ -11,6 +11,7 @@ from cbjax.core.log import IterationRecord
 from cbjax.core.policy import Policy
 from cbjax.parity.driver import run
 from cbjax.parity.workload import Request, Workload
+from tests.policies.oracles import tensorrt_llm
 from tests.policies.oracles.orca import Orca
 from tests.policies.oracles.static import Static
 from tests.policies.oracles.vllm import Vllm
@@ -20,7 +21,9 @@ LIMITS = Limits(
     seats=6, window=3, tokens=64, blocks=64, blocks_per_sequence=48, inbox=20, context=0
 )
 MAX_LENGTH = 48
-ORACLES = {"vllm": Vllm, "orca": Orca, "static": Static}
+ORACLES = {
+    "vllm": Vllm, "orca": Orca, "static": Static, "tensorrt_llm": tensorrt_llm.TensorrtLlm,
+}
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,8 @@ def oracle_log(case: Case, iterations: int = 5000) -> list[dict[str, Any]]:
             if word:
                 refused.append((request.id, word))
         step = oracle.schedule()
-        step |= dict(refused=tuple(refused), aborted=tuple(sorted(aborted)))
+        refused += step.get("refused", ())
+        step |= dict(refused=tuple(sorted(refused)), aborted=tuple(sorted(aborted)))
         log.append(step | oracle.finish(stop_after))
     raise AssertionError(f"the oracle is not done after {iterations} iterations")
 
@@ -85,6 +89,8 @@ def mismatch(log: list[IterationRecord], oracle: list[dict[str, Any]]) -> str | 
     for ours, theirs in zip(log, oracle, strict=False):
         for name, expected in theirs.items():
             value = getattr(ours, name)
+            if name == "refused":
+                value = tuple(sorted(value))
             if name == "queue":
                 # Behind the window only the number is known.
                 if len(value) + ours.backlog != len(expected):
@@ -182,4 +188,7 @@ def static_cases(draw) -> Case:
     return Case("static", knobs, *numbers, draw(workloads(numbers[0], numbers[2])))
 
 
-CASES = {"vllm": vllm_cases(), "orca": orca_cases(), "static": static_cases()}
+CASES = {
+    "vllm": vllm_cases(), "orca": orca_cases(), "static": static_cases(),
+    "tensorrt_llm": tensorrt_llm.cases(),
+}

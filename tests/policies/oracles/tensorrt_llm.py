@@ -32,6 +32,7 @@ class TensorrtLlm(Scheduler):
     contexts: dict[int, int] = field(default_factory=dict)  # id -> tokens of its context phase
     arrivals: dict[int, int] = field(default_factory=dict)
     waited: int = 0
+    drains: bool = False  # a static batch decodes
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -121,7 +122,8 @@ class TensorrtLlm(Scheduler):
         self.fitting = list(generating)
         for sequence in generating:
             free -= self._reservation(sequence)
-        if self.capacity_scheduler_policy == "STATIC_BATCH" and generating:
+        self.drains = self.capacity_scheduler_policy == "STATIC_BATCH" and bool(generating)
+        if self.drains:
             return
         for sequence in self.active:
             if sequence in generating:
@@ -252,11 +254,40 @@ class TensorrtLlm(Scheduler):
             return "queue_empty"
         if paused:
             return "preempting"
-        if self.capacity_scheduler_policy == "STATIC_BATCH" and any(
-            self._generates(sequence) for sequence in self.fitting
-        ):
+        if self.drains:
             return "batch_running"
         if any(sequence in self.fitting for sequence in self.queue):
             return "wait_timer" if holds_back else "budget"
         head = self.queue[0]
         return "blocks" if head in self.active else "seats"
+
+
+@st.composite
+def cases(draw):
+    """A TensorRT-LLM system with a workload."""
+    # Here, because what draws cases for all systems knows their oracles.
+    from tests.policies import beside
+
+    block_size, num_blocks, max_length = draw(beside.systems())
+    chunked = draw(st.sampled_from([True, True, False]))
+    budget = draw(st.one_of(st.integers(8, 20), st.integers(8, beside.LIMITS.tokens)))
+    knobs = dict(
+        max_batch_size=draw(st.integers(1, beside.LIMITS.seats)), max_num_tokens=budget,
+        capacity_scheduler_policy=draw(
+            st.sampled_from(
+                ["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "MAX_UTILIZATION", "STATIC_BATCH"]
+            )
+        ),
+        enable_chunked_prefill=chunked,
+        context_chunking_policy=draw(
+            st.sampled_from(["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"])
+        ),
+        chunk_unit_size=draw(st.sampled_from([0, 0, 1, 3, 5, 8])),
+        batch_wait_timeout_ms=draw(st.sampled_from([0, 0, 0, 1000, 2500])),
+        batch_wait_timeout_iters=draw(st.sampled_from([0, 0, 1, 3])),
+        batch_wait_max_tokens_ratio=draw(st.sampled_from([0.0, 0.3, 0.7, 1.0])),
+    )
+    # Too long prompts are refused when they get a row: at once while nobody waits behind the rows.
+    most = 20 if chunked else beside.LIMITS.rows
+    workload = draw(beside.workloads(block_size, max_length, most))
+    return beside.Case("tensorrt_llm", knobs, block_size, num_blocks, max_length, workload)
