@@ -12,6 +12,7 @@ from cbjax.core.policy import Policy
 from cbjax.parity.driver import run
 from cbjax.parity.workload import Request, Workload
 from tests.policies.oracles import sarathi as sarathi_oracle
+from tests.policies.oracles import tensorrt_llm
 from tests.policies.oracles.orca import Orca
 from tests.policies.oracles.static import Static
 from tests.policies.oracles.vllm import Vllm
@@ -21,7 +22,10 @@ LIMITS = Limits(
     seats=6, window=3, tokens=64, blocks=64, blocks_per_sequence=48, inbox=20, context=0
 )
 MAX_LENGTH = 48
-ORACLES = {"vllm": Vllm, "orca": Orca, "static": Static, "sarathi": sarathi_oracle.Sarathi}
+ORACLES = {
+    "vllm": Vllm, "orca": Orca, "static": Static, "sarathi": sarathi_oracle.Sarathi,
+    "tensorrt_llm": tensorrt_llm.TensorrtLlm,
+}
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ def oracle_log(case: Case, iterations: int = 5000) -> list[dict[str, Any]]:
                 refused.append((request.id, word))
         step = oracle.schedule()
         refused += step.get("refused", ())
-        step |= dict(refused=tuple(refused), aborted=tuple(sorted(aborted)))
+        step |= dict(refused=tuple(sorted(refused)), aborted=tuple(sorted(aborted)))
         log.append(step | oracle.finish(stop_after))
     raise AssertionError(f"the oracle is not done after {iterations} iterations")
 
@@ -88,6 +92,10 @@ def mismatch(log: list[IterationRecord], oracle: list[dict[str, Any]]) -> str | 
     for ours, theirs in zip(log, oracle, strict=False):
         for name, expected in theirs.items():
             value = getattr(ours, name)
+            if name == "refused":
+                value = tuple(sorted(value))
+            if name == "refused":
+                value = tuple(sorted(value))
             if name == "queue":
                 # Behind the window only the number is known.
                 if len(value) + ours.backlog != len(expected):
@@ -188,4 +196,5 @@ def static_cases(draw) -> Case:
 CASES = {
     "vllm": vllm_cases(), "orca": orca_cases(), "static": static_cases(),
     "sarathi": sarathi_oracle.cases(),
+    "tensorrt_llm": tensorrt_llm.cases(),
 }
