@@ -26,7 +26,7 @@ class IterationRecord:
         scheduled: (request, tokens) in run order.
         new: requests admitted for the first time, in order of admission.
         resumed: requests admitted again after a preemption, in order of admission.
-        preempted: requests that lost their seat, in order of preemption (last running first).
+        preempted: requests that lost their seat, in order of preemption.
         finished: requests that ended with this iteration, in run order.
         finish_reasons: the reason of each of them, as a word.
         free_blocks: free KV blocks.
@@ -112,7 +112,7 @@ def record(
         ),
         new=ids(row for row in seated if plan.admitted[row] and not plan.resumed[row]),
         resumed=ids(row for row in seated if plan.resumed[row]),
-        preempted=ids(reversed(in_line(plan.preempted))),
+        preempted=ids(_victims(plan, in_line)),
         finished=ids(done),
         finish_reasons=tuple(FinishReason(int(emitted.finished[row])).word for row in done),
         free_blocks=int(plan.free_blocks),
@@ -126,6 +126,13 @@ def record(
         limited_by=LimitedBy(int(plan.limited_by)).word,
         extra_tokens=int(plan.extra_tokens),
     )
+
+
+def _victims(plan: Plan, in_line) -> list[int]:
+    if plan.preempt_order is None:
+        return in_line(plan.preempted)[::-1]
+    order = plan.preempt_order.tolist()
+    return sorted(np.flatnonzero(plan.preempted).tolist(), key=lambda row: order[row])
 
 
 def to_json(entry: IterationRecord) -> dict[str, Any]:

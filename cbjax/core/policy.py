@@ -28,7 +28,10 @@ class Traits:
             "prefill_done" or "finish".
         free_order: order in which a released sequence's blocks are handed out again:
             "tail_first".
-        lag: iterations that the schedule runs ahead of the results; 0 or 1.
+        lag: iterations that the schedule runs ahead of the results, 0 or 1. With 1, a request that
+            ended is seen as running in one more iteration and may be granted a token for nothing.
+        restarts_outputs: at a preemption outputs become prompt, so `max_tokens` starts again: a
+            fault of some originals, kept for study.
     """
 
     whole_prompts: bool = False
@@ -37,6 +40,7 @@ class Traits:
     register_at: str = "compute"
     free_order: str = "tail_first"
     lag: int = 0
+    restarts_outputs: bool = False
 
     def __post_init__(self) -> None:
         allowed = {

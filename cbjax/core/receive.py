@@ -46,6 +46,7 @@ def vacate(state: State, mask: Bool[Array, "P"]) -> State:
         running=runlist.remove(state.running, seated),
         num_running=state.num_running - jnp.sum(seated),
         swap_free=state.swap_free + jnp.sum(jnp.where(mask, rows.swapped, 0)),
+        ending=None if state.ending is None else state.ending & ~mask,
         finished=state.finished + jnp.sum(mask),
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from cbjax.core import time
 from cbjax.core.blocks import Blocks, empty_blocks
@@ -33,6 +33,8 @@ class State:
     queue_front: Int[Array, ""]  # smallest queue key given so far
     queue_back: Int[Array, ""]  # next queue key at the end
     swap_free: Int[Array, ""]  # free blocks of the host pool
+    # Ended, but seen as running for one more iteration; None without lag.
+    ending: Bool[Array, "P"] | None
     finished: Int[Array, ""]  # requests that ended since the last `schedule`
     last_kind: Int[Array, ""]  # IterationKind
     last_duration: Time
@@ -57,12 +59,12 @@ def initial_state(policy: Policy, limits: Limits, system: System) -> State:
                 f"{knob} = {policy.knobs[knob]} exceeds limits.{capacity} = "
                 f"{getattr(limits, capacity)}: raise the limit or lower {knob}"
             )
-    return _empty(limits, system, policy.init(policy.knobs, limits, system))
+    return _empty(limits, system, policy.init(policy.knobs, limits, system), policy.traits.lag)
 
 
 # One program instead of some sixty small ones: a sweep builds many states.
-@partial(jax.jit, static_argnames=("limits",))
-def _empty(limits: Limits, system: System, carried: Any) -> State:
+@partial(jax.jit, static_argnames=("limits", "lag"))
+def _empty(limits: Limits, system: System, carried: Any, lag: int) -> State:
     state = State(
         rows=empty_rows(limits.rows),
         running=jnp.full(limits.seats, NO_ROW, jnp.int32),
@@ -76,6 +78,7 @@ def _empty(limits: Limits, system: System, carried: Any) -> State:
         queue_front=jnp.int32(0),
         queue_back=jnp.int32(0),
         swap_free=system.swap_blocks,
+        ending=jnp.zeros(limits.rows, bool) if lag else None,
         finished=jnp.int32(0),
         last_kind=jnp.int32(IterationKind.IDLE),
         last_duration=time.zero(),

@@ -9,11 +9,11 @@ from cbjax import policies
 from cbjax.core.limits import Limits, system
 from cbjax.core.log import IterationRecord
 from cbjax.core.policy import Policy
-from tests.policies.driver import run
+from cbjax.parity.driver import run
+from cbjax.parity.workload import Request, Workload
 from tests.policies.oracles.orca import Orca
 from tests.policies.oracles.static import Static
 from tests.policies.oracles.vllm import Vllm
-from tests.policies.workloads import Request, Workload
 
 # Every random workload is padded to these, so that a policy compiles once.
 LIMITS = Limits(

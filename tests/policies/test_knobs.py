@@ -5,8 +5,8 @@ import pytest
 from cbjax import policies
 from cbjax.core.limits import system
 from cbjax.core.state import initial_state
+from cbjax.parity.workload import Request, Workload
 from tests.policies.beside import LIMITS, Case, array_log, mismatch, oracle_log
-from tests.policies.workloads import Request, Workload
 
 BURST = Workload(tuple(Request(id, 0, 5 + id, 6) for id in range(8)))
 DEFAULTS = {
