@@ -34,31 +34,6 @@ def whole_in_order(want: Int[Array, "S"], budget: Int[Array, ""]) -> Int[Array, 
     return jnp.where(jnp.cumsum(want) <= budget, want, 0)
 
 
-def survivors(
-    need: Int[Array, "S"], freed: Int[Array, "S"], free: Int[Array, ""], seated: Bool[Array, "S"]
-) -> Int[Array, ""]:
-    """How many running rows keep their seat when the last ones make room for the first.
-
-    The largest n for which the blocks that the first n need are covered by the free blocks and
-    those that the others give back: the same answer as preempting the last running row again and
-    again until the next one fits (PagedAttention, section 4.5), in two prefix sums.
-
-    Args:
-        need: blocks each row lacks for its tokens, in run order.
-        freed: blocks each row would give back.
-        free: free blocks.
-        seated: entries that name a row.
-    """
-
-    def some():
-        total = jnp.sum(freed)
-        fits = jnp.cumsum(need) <= free + total - jnp.cumsum(freed)
-        return jnp.sum(seated & fits)
-
-    # Nearly always everything fits.
-    return lax.cond(jnp.sum(need) <= free, lambda: jnp.sum(seated), some)
-
-
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Queue:
@@ -88,7 +63,7 @@ class Offer:
 
 def admit_in_order(
     view: View, queue: Queue, offer: Callable[[Any, Queue], Offer],
-    open_: Bool[Array, ""] | bool,
+    open_: Bool[Array, ""] | bool, urgency: Int[Array, "P"] | None = None,
 ) -> Queue:
     """Admit waiting rows in queue order until the first that may not (head-of-line blocking).
 
@@ -97,12 +72,20 @@ def admit_in_order(
         queue: seats, budget and blocks that are left; usually nothing admitted yet.
         offer: `(row, queue) -> Offer`, asked for the head of the queue.
         open_: False admits nothing and leaves `queue.limited_by` as it is.
+        urgency: rows with a smaller number go first, each kind in queue order; None = all alike.
 
     Returns:
         The queue after the walk.
     """
     last = jnp.iinfo(jnp.int32).max
     order = view.rows.queue_order
+
+    def head(keys):
+        if urgency is not None:
+            # Two minima instead of one combined key, which no integer could hold.
+            most = jnp.min(jnp.where(keys != last, urgency, last))
+            keys = jnp.where(urgency == most, keys, last)
+        return jnp.argmin(keys).astype(jnp.int32)
 
     def walk(carry):
         queue, keys, row, _ = carry
@@ -129,13 +112,13 @@ def admit_in_order(
             ),
         )
         keys = keys.at[row].set(last)
-        return queue, keys, jnp.argmin(keys).astype(jnp.int32), takes
+        return queue, keys, head(keys), takes
 
     keys = jnp.where(view.waiting & open_, order, last)
     queue, *_ = lax.while_loop(
         # The smallest key is `last` when nothing is left.
         lambda carry: carry[3] & (carry[1][carry[2]] != last), walk,
-        (queue, keys, jnp.argmin(keys).astype(jnp.int32), jnp.bool_(True)),
+        (queue, keys, head(keys), jnp.bool_(True)),
     )
     return queue
 

@@ -1,14 +1,17 @@
 """vLLM's V1 scheduler: running requests first, chunked prefill, recompute preemption.
 
 One token budget for everything. Running requests are served in the order of their latest admission;
-when blocks run out the last of them is preempted. Then, in an iteration that preempted nothing,
-waiting requests are admitted until the first that does not fit. Rules as of vLLM 0.32 (first come,
-first served, no prefix caching).
+when blocks run out the last of them is preempted, or the least urgent under `policy="priority"`.
+Then, in an iteration that preempted nothing, waiting requests are admitted until the first that
+does not fit. Rules as of vLLM 0.32, without prefix caching.
 """
+
+from functools import partial
 
 import jax.numpy as jnp
 
-from cbjax.core import rules
+from cbjax.core import rules, victims
+from cbjax.core.decision import Requeue
 from cbjax.core.limits import Limits, System, blocks_for
 from cbjax.core.policy import Policy, require_positive
 from cbjax.core.reasons import LimitedBy
@@ -20,6 +23,7 @@ def vllm(
     max_num_seqs: int = 256,
     enable_chunked_prefill: bool = True,
     long_prefill_token_threshold: int = 0,
+    policy: str = "fcfs",
     scheduler_reserve_full_isl: bool = True,
     watermark: float = 0.0,
 ) -> Policy:
@@ -32,6 +36,8 @@ def vllm(
             prefill is cut by the budget, and by the threshold below.
         long_prefill_token_threshold: most tokens of one request in an iteration; 0 = no bound. Not
             applied to a request that is alone in the system.
+        policy: "fcfs", or "priority": the request with the smallest `priority` is admitted first
+            and preempted last; ties by arrival.
         scheduler_reserve_full_isl: admit a request only if blocks for all its known tokens are
             free, not just for its first chunk.
         watermark: share of the blocks that must stay free when a request is admitted while others
@@ -49,6 +55,8 @@ def vllm(
             f"{max_num_seqs}: a full batch of decodes would not fit; raise the budget or lower the "
             "seats"
         )
+    if policy not in _DECIDE:
+        raise ValueError(f"policy = {policy!r}: choose one of {sorted(_DECIDE)}")
     if long_prefill_token_threshold < 0:
         raise ValueError(
             f"long_prefill_token_threshold = {long_prefill_token_threshold}: give 0 for no bound, "
@@ -65,7 +73,7 @@ def vllm(
         watermark=watermark,
     )
     return Policy(
-        knobs=knobs, name="vllm", init=_init, decide=_decide, seats="max_num_seqs",
+        knobs=knobs, name="vllm", init=_init, decide=_DECIDE[policy], seats="max_num_seqs",
         budget="max_num_batched_tokens",
     )
 
@@ -83,7 +91,7 @@ def _init(knobs: dict, limits: Limits, system: System):
     return jnp.int32(int(float(knobs["watermark"]) * (int(system.num_blocks) + 1)))
 
 
-def _decide(knobs: dict, watermark_blocks, view: View):
+def _decide(knobs: dict, watermark_blocks, view: View, *, priority: bool):
     budget = knobs["max_num_batched_tokens"]
     threshold = knobs["long_prefill_token_threshold"]
     alone = view.num_running + view.num_waiting == 1
@@ -94,16 +102,14 @@ def _decide(knobs: dict, watermark_blocks, view: View):
         return jnp.where(bounded, jnp.minimum(tokens, threshold), tokens)
 
     computed = view.in_run_order(view.rows.computed)
-    held = view.in_run_order(view.rows.held)
     want = chunk(view.in_run_order(view.rows.known) - computed)
-    grant = rules.fill_in_order(want, budget)
-    need = jnp.maximum(blocks_for(computed + grant, block_size) - held, 0)
-    need = jnp.where(grant > 0, need, 0)
-    keep = rules.survivors(need, view.in_run_order(view.freed), view.free_blocks, view.seated)
-    stays = jnp.arange(need.shape[0]) < keep
-    grant = jnp.where(stays, grant, 0)
-    preempt = view.per_row(view.seated & ~stays)
-    preempts = keep < view.num_running
+    urgency = view.rows.priority if priority else None
+    served = (
+        victims.last_in_line(view, want, budget)
+        if urgency is None
+        else victims.serve_in_turn(view, want, budget, urgency)
+    )
+    preempts = served.preempted > 0
 
     def offer(row, queue: rules.Queue) -> rules.Offer:
         known = view.rows.known[row]
@@ -124,15 +130,25 @@ def _decide(knobs: dict, watermark_blocks, view: View):
     queue = rules.admit_in_order(
         view,
         rules.start_queue(
-            view,
-            budget=budget - jnp.sum(grant),
-            seats=knobs["max_num_seqs"] - view.num_running,
-            free=view.free_blocks - jnp.sum(jnp.where(stays, need, 0)),
-            grant=view.per_row(grant),
-            kv_tokens=view.per_row(jnp.where(grant > 0, computed + grant, 0)),
+            view, budget=served.budget, seats=knobs["max_num_seqs"] - view.num_running,
+            free=served.free, grant=view.per_row(served.grant),
+            kv_tokens=view.per_row(jnp.where(served.grant > 0, computed + served.grant, 0)),
             limited_by=jnp.where(preempts, int(LimitedBy.PREEMPTING), int(LimitedBy.QUEUE_EMPTY)),
         ),
         offer,
         ~preempts,
+        urgency,
     )
-    return rules.decide(view, queue, preempt=preempt), watermark_blocks
+    room = dict(preempt=view.per_row(view.seated & ~served.stays))
+    if priority:
+        # A victim keeps its place: arrival decides among equals, before and after.
+        room |= dict(
+            preempt_order=view.per_row(served.order),
+            requeue=jnp.full(view.rows.held.shape, int(Requeue.KEPT), jnp.int32),
+        )
+    return rules.decide(view, queue, **room), watermark_blocks
+
+
+_DECIDE = {
+    "fcfs": partial(_decide, priority=False), "priority": partial(_decide, priority=True),
+}
