@@ -173,7 +173,7 @@ class Sglang(Memory):
             self.limited_by = "seats"
             return None
         crossing = self._crossing(self.batch) if self.enable_mixed_chunk else 0
-        if self.check_memory and crossing > self.free:
+        if self.check_memory and crossing * self.block_size > self.available:
             return self._stall()
         self._sort()
         decodes = len(self.batch) if self.enable_mixed_chunk else 0
@@ -220,11 +220,14 @@ class Sglang(Memory):
     def _admit(self, run: list[Member]) -> list[Member]:
         started = []
         for member in list(self.queue):
-            self.match(member)
             if self.full:
                 self.limited_by = "freeze"
                 return started
-            answer = self._answer(member, run)
+            answer = "seats"
+            if self.enable_priority_scheduling or not self._seats_out(run):
+                # Only now: a match changes what the tree evicts first.
+                self.match(member)
+                answer = self._answer(member, run)
             if answer in ("seats", "no_token") and self.enable_priority_scheduling:
                 if self._make_room(member, run):
                     answer = "takes"
@@ -251,8 +254,11 @@ class Sglang(Memory):
         self.left_input -= extend
         self.left_chunk -= extend
 
+    def _seats_out(self, run: list[Member]) -> bool:
+        return len(run) >= self.max_running_requests - len(self.batch)
+
     def _answer(self, member: Member, run: list[Member]) -> str:
-        if len(run) >= self.max_running_requests - len(self.batch):
+        if self._seats_out(run):
             return "seats"
         if self._lacks_memory(member, run):
             return "no_token"
