@@ -11,6 +11,7 @@ from cbjax.core.log import IterationRecord
 from cbjax.core.policy import Policy
 from cbjax.parity.driver import run
 from cbjax.parity.workload import Request, Workload
+from tests.policies.oracles import sglang
 from tests.policies.oracles.orca import Orca
 from tests.policies.oracles.static import Static
 from tests.policies.oracles.vllm import Vllm
@@ -20,7 +21,7 @@ LIMITS = Limits(
     seats=6, window=3, tokens=64, blocks=64, blocks_per_sequence=48, inbox=20, context=0
 )
 MAX_LENGTH = 48
-ORACLES = {"vllm": Vllm, "orca": Orca, "static": Static}
+ORACLES = {"vllm": Vllm, "orca": Orca, "static": Static, "sglang": sglang.Sglang}
 
 
 @dataclass(frozen=True)
@@ -182,4 +183,4 @@ def static_cases(draw) -> Case:
     return Case("static", knobs, *numbers, draw(workloads(numbers[0], numbers[2])))
 
 
-CASES = {"vllm": vllm_cases(), "orca": orca_cases(), "static": static_cases()}
+CASES = {"vllm": vllm_cases(), "orca": orca_cases(), "static": static_cases(), "sglang": sglang.cases()}

@@ -6,6 +6,8 @@ from release 0.5.5. Lists are sorted in place as there.
 
 from dataclasses import dataclass, field
 
+from hypothesis import strategies as st
+
 from tests.policies.oracles.radix import RadixTree
 from tests.policies.oracles.sglang_memory import Member, Memory
 
@@ -20,8 +22,8 @@ WORDS = {"no_token": "blocks", "other": "budget"}
 class Sglang(Memory):
     """Knobs by the system's own names, and the carried state."""
 
-    max_running_requests: int = 48
-    chunked_prefill_size: int = 8192
+    max_running_requests: int = 256
+    chunked_prefill_size: int = 4096
     max_prefill_tokens: int = 16384
     schedule_policy: str = "fcfs"
     schedule_conservativeness: float = 1.0
@@ -538,3 +540,35 @@ class Sglang(Memory):
             self.release(member, insert=True)
         elif prefilled:
             self.keep_prefix(member, length)
+
+
+@st.composite
+def cases(draw):
+    """An SGLang system with a workload, both loops; the faults that never end are left out."""
+    from tests.policies import beside
+
+    numbers = block_size, _, max_length = draw(beside.systems())
+    chunks = [size for size in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64) if size % block_size == 0]
+    order = draw(st.sampled_from(["fcfs", "fcfs", "lpm", "lof", "random"]))
+    priority = order in ("fcfs", "lof") and draw(st.booleans())
+    knobs = dict(
+        max_running_requests=draw(st.sampled_from([1, 2, 3, 4, 5, 6, 6])),
+        chunked_prefill_size=draw(st.sampled_from([-1, *chunks])),
+        max_prefill_tokens=draw(st.sampled_from([4, 8, 16, 32, 16384, 16384])),
+        schedule_policy=order, schedule_conservativeness=draw(st.sampled_from([0.05, 0.3, 1.0])),
+        enable_mixed_chunk=draw(st.booleans()), disable_overlap_schedule=draw(st.booleans()),
+        ignore_eos=not priority and draw(st.sampled_from([False, False, True])),
+        enable_priority_scheduling=priority,
+        priority_scheduling_preemption_threshold=draw(st.sampled_from([0, 0, 1])),
+        schedule_low_priority_values_first=draw(st.booleans()),
+        init_new_token_ratio=draw(st.sampled_from([0.7, 0.3])),
+        min_new_token_ratio_factor=draw(st.sampled_from([0.14, 0.0, 1.0])),
+        new_token_ratio_decay_steps=draw(st.sampled_from([3, 20, 600])),
+        retract_decode_steps=draw(st.sampled_from([0, 3, 20])),
+        keep_finished=draw(st.booleans()),
+    )
+    # A retraction goes behind all that wait, so nobody may wait behind the window.
+    most = beside.LIMITS.rows
+    return beside.Case(
+        "sglang", knobs, *numbers, draw(beside.workloads(block_size, max_length, most))
+    )
