@@ -12,7 +12,7 @@ from cbjax.core.policy import Policy
 from cbjax.parity.driver import run
 from cbjax.parity.workload import Request, Workload
 from tests.policies.oracles import sarathi as sarathi_oracle
-from tests.policies.oracles import tensorrt_llm
+from tests.policies.oracles import sglang, tensorrt_llm
 from tests.policies.oracles.orca import Orca
 from tests.policies.oracles.static import Static
 from tests.policies.oracles.vllm import Vllm
@@ -24,7 +24,7 @@ LIMITS = Limits(
 MAX_LENGTH = 48
 ORACLES = {
     "vllm": Vllm, "orca": Orca, "static": Static, "sarathi": sarathi_oracle.Sarathi,
-    "tensorrt_llm": tensorrt_llm.TensorrtLlm,
+    "sglang": sglang.Sglang, "tensorrt_llm": tensorrt_llm.TensorrtLlm,
 }
 
 
@@ -196,5 +196,5 @@ def static_cases(draw) -> Case:
 CASES = {
     "vllm": vllm_cases(), "orca": orca_cases(), "static": static_cases(),
     "sarathi": sarathi_oracle.cases(),
-    "tensorrt_llm": tensorrt_llm.cases(),
+    "sglang": sglang.cases(), "tensorrt_llm": tensorrt_llm.cases(),
 }
