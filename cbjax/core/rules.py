@@ -88,21 +88,30 @@ class Offer:
 
 def admit_in_order(
     view: View, queue: Queue, offer: Callable[[Any, Queue], Offer],
-    open_: Bool[Array, ""] | bool,
+    open_: Bool[Array, ""] | bool, order: Int[Array, "P"] | tuple[Int[Array, "P"], ...] = (),
 ) -> Queue:
-    """Admit waiting rows in queue order until the first that may not (head-of-line blocking).
+    """Admit waiting rows one by one until the first that may not (head-of-line blocking).
 
     Args:
         view: the table.
         queue: seats, budget and blocks that are left; usually nothing admitted yet.
         offer: `(row, queue) -> Offer`, asked for the head of the queue.
         open_: False admits nothing and leaves `queue.limited_by` as it is.
+        order: keys of the rows, the first one first, smallest next in line; the queue order breaks
+            ties and is all there is by default.
 
     Returns:
         The queue after the walk.
     """
     last = jnp.iinfo(jnp.int32).max
-    order = view.rows.queue_order
+    before = order if isinstance(order, tuple) else (order,)
+
+    def next_in_line(keys):
+        left = keys != last
+        for key in before:
+            left &= key == jnp.min(jnp.where(left, key, last))
+        # Without `before` one search: no row is left when the smallest key is `last`.
+        return jnp.argmin(jnp.where(left, keys, last) if before else keys).astype(jnp.int32)
 
     def walk(carry):
         queue, keys, row, _ = carry
@@ -129,13 +138,13 @@ def admit_in_order(
             ),
         )
         keys = keys.at[row].set(last)
-        return queue, keys, jnp.argmin(keys).astype(jnp.int32), takes
+        return queue, keys, next_in_line(keys), takes
 
-    keys = jnp.where(view.waiting & open_, order, last)
+    keys = jnp.where(view.waiting & open_, view.rows.queue_order, last)
     queue, *_ = lax.while_loop(
         # The smallest key is `last` when nothing is left.
         lambda carry: carry[3] & (carry[1][carry[2]] != last), walk,
-        (queue, keys, jnp.argmin(keys).astype(jnp.int32), jnp.bool_(True)),
+        (queue, keys, next_in_line(keys), jnp.bool_(True)),
     )
     return queue
 
