@@ -166,7 +166,7 @@ def _decide(knobs: dict, watermark_blocks, view: View, *, priority: bool):
         ),
         offer,
         ~preempts,
-        view.rows.priority if priority else None,
+        view.rows.priority if priority else (),
     )
     room = dict(preempt=view.per_row(view.seated & ~served.stays))
     if pool is not None:
