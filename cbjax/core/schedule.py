@@ -43,6 +43,9 @@ def schedule(policy: Policy, state: State, inbox: Inbox, limits: Limits) -> tupl
     decision, carried = policy.decide(
         policy.knobs, state.policy, view(state, inbox.backlog, limits)
     )
+    # A number that came from a Python literal is of another type to the compiler: the next call
+    # would be compiled anew.
+    carried = jax.tree.map(lambda leaf: jnp.asarray(leaf).astype(jnp.asarray(leaf).dtype), carried)
     state = replace(state, policy=carried, finished=jnp.int32(0))
     resumed = decision.admit & (state.rows.status != Status.WAITING)
     state = _make_room(state, decision, policy.traits)

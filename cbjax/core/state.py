@@ -91,7 +91,7 @@ def _empty(limits: Limits, system: System, carried: Any, traits: Traits) -> Stat
         clock=time.zero(),
     )
     # The verbs may donate the state: every leaf needs a buffer of its own.
-    return jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), state)
+    return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.asarray(leaf).dtype, copy=True), state)
 
 
 def view(state: State, backlog: Int[Array, ""], limits: Limits) -> View:
