@@ -12,6 +12,7 @@ from cbjax.core.policy import Policy
 from cbjax.parity.driver import run
 from cbjax.parity.workload import Request, Workload
 from tests.policies.oracles import sarathi as sarathi_oracle
+from tests.policies.oracles import vllm_v0 as vllm_v0_oracle
 from tests.policies.oracles.orca import Orca
 from tests.policies.oracles.static import Static
 from tests.policies.oracles.vllm import Vllm
@@ -21,7 +22,10 @@ LIMITS = Limits(
     seats=6, window=3, tokens=64, blocks=64, blocks_per_sequence=48, inbox=20, context=0
 )
 MAX_LENGTH = 48
-ORACLES = {"vllm": Vllm, "orca": Orca, "static": Static, "sarathi": sarathi_oracle.Sarathi}
+ORACLES = {
+    "vllm": Vllm, "orca": Orca, "static": Static, "sarathi": sarathi_oracle.Sarathi,
+    "vllm_v0": vllm_v0_oracle.VllmV0,
+}
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def oracle_log(case: Case, iterations: int = 5000) -> list[dict[str, Any]]:
     log: list[dict[str, Any]] = []
     to_come = requests[:]
     for iteration in range(iterations):
-        if not (to_come or oracle.queue or oracle.running):
+        if not (to_come or oracle.busy):
             return log
         named = {id for when, id in case.workload.aborts if when == iteration}
         # An arrival and its abort in one iteration: it never gets in.
@@ -187,5 +191,5 @@ def static_cases(draw) -> Case:
 
 CASES = {
     "vllm": vllm_cases(), "orca": orca_cases(), "static": static_cases(),
-    "sarathi": sarathi_oracle.cases(),
+    "sarathi": sarathi_oracle.cases(), "vllm_v0": vllm_v0_oracle.cases(),
 }
