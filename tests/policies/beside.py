@@ -13,6 +13,7 @@ from cbjax.parity.driver import run
 from cbjax.parity.workload import Request, Workload
 from tests.policies.oracles import sarathi as sarathi_oracle
 from tests.policies.oracles import sglang, tensorrt_llm
+from tests.policies.oracles import vllm_v0 as vllm_v0_oracle
 from tests.policies.oracles.orca import Orca
 from tests.policies.oracles.static import Static
 from tests.policies.oracles.vllm import Vllm
@@ -25,6 +26,7 @@ MAX_LENGTH = 48
 ORACLES = {
     "vllm": Vllm, "orca": Orca, "static": Static, "sarathi": sarathi_oracle.Sarathi,
     "sglang": sglang.Sglang, "tensorrt_llm": tensorrt_llm.TensorrtLlm,
+    "vllm_v0": vllm_v0_oracle.VllmV0,
 }
 
 
@@ -66,7 +68,7 @@ def oracle_log(case: Case, iterations: int = 5000) -> list[dict[str, Any]]:
     log: list[dict[str, Any]] = []
     to_come = requests[:]
     for iteration in range(iterations):
-        if not (to_come or oracle.queue or oracle.running):
+        if not (to_come or oracle.busy):
             return log
         named = {id for when, id in case.workload.aborts if when == iteration}
         # An arrival and its abort in one iteration: it never gets in.
@@ -197,4 +199,5 @@ CASES = {
     "vllm": vllm_cases(), "orca": orca_cases(), "static": static_cases(),
     "sarathi": sarathi_oracle.cases(),
     "sglang": sglang.cases(), "tensorrt_llm": tensorrt_llm.cases(),
+    "vllm_v0": vllm_v0_oracle.cases(),
 }
