@@ -11,7 +11,7 @@ from cbjax.core.log import IterationRecord
 from cbjax.core.policy import Policy
 from cbjax.parity.driver import run
 from cbjax.parity.workload import Request, Workload
-from tests.policies.oracles import tensorrt_llm
+from tests.policies.oracles import tensorrt_llm, triton
 from tests.policies.oracles.orca import Orca
 from tests.policies.oracles.static import Static
 from tests.policies.oracles.vllm import Vllm
@@ -23,6 +23,7 @@ LIMITS = Limits(
 MAX_LENGTH = 48
 ORACLES = {
     "vllm": Vllm, "orca": Orca, "static": Static, "tensorrt_llm": tensorrt_llm.TensorrtLlm,
+    "triton": triton.Triton,
 }
 
 
@@ -74,7 +75,11 @@ def oracle_log(case: Case, iterations: int = 5000) -> list[dict[str, Any]]:
             if request.id in named:
                 aborted.add(request.id)
                 continue
-            word = oracle.arrive(request.id, request.prompt, request.max_tokens, request.priority)
+            # Most systems know no deadlines.
+            more = {} if request.deadline is None else dict(deadline=request.deadline)
+            word = oracle.arrive(
+                request.id, request.prompt, request.max_tokens, request.priority, **more
+            )
             if word:
                 refused.append((request.id, word))
         step = oracle.schedule()
@@ -190,5 +195,5 @@ def static_cases(draw) -> Case:
 
 CASES = {
     "vllm": vllm_cases(), "orca": orca_cases(), "static": static_cases(),
-    "tensorrt_llm": tensorrt_llm.cases(),
+    "tensorrt_llm": tensorrt_llm.cases(), "triton": triton.cases(),
 }
