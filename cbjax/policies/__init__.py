@@ -1,7 +1,7 @@
 """Policies: one file per system, a plain function with that system's own knobs and defaults.
 
 `cbjax.policies.<name>` is the function `<name>` of the file `cbjax/policies/<name>.py`. A new
-policy is a new file: nothing is registered.
+policy is a new file: nothing is registered. A file whose name starts with `_` is a part of others.
 """
 
 import importlib

@@ -11,7 +11,8 @@ from cbjax.core.log import IterationRecord
 from cbjax.core.policy import Policy
 from cbjax.parity.driver import run
 from cbjax.parity.workload import Request, Workload
-from tests.policies.oracles import tensorrt_llm, triton
+from tests.policies.oracles import sarathi as sarathi_oracle
+from tests.policies.oracles import sglang, tensorrt_llm, triton
 from tests.policies.oracles.orca import Orca
 from tests.policies.oracles.static import Static
 from tests.policies.oracles.vllm import Vllm
@@ -22,7 +23,8 @@ LIMITS = Limits(
 )
 MAX_LENGTH = 48
 ORACLES = {
-    "vllm": Vllm, "orca": Orca, "static": Static, "tensorrt_llm": tensorrt_llm.TensorrtLlm,
+    "vllm": Vllm, "orca": Orca, "static": Static, "sarathi": sarathi_oracle.Sarathi,
+    "sglang": sglang.Sglang, "tensorrt_llm": tensorrt_llm.TensorrtLlm,
     "triton": triton.Triton,
 }
 
@@ -37,6 +39,7 @@ class Case:
     num_blocks: int
     max_length: int
     workload: Workload
+    swap_blocks: int = 0
 
     def policy(self) -> Policy:
         return policies.get(self.name)(**self.knobs)
@@ -44,7 +47,7 @@ class Case:
     def system(self):
         return system(
             LIMITS, block_size=self.block_size, num_blocks=self.num_blocks,
-            max_length=self.max_length,
+            max_length=self.max_length, swap_blocks=self.swap_blocks,
         )
 
 
@@ -57,7 +60,7 @@ def oracle_log(case: Case, iterations: int = 5000) -> list[dict[str, Any]]:
     """The decisions of the oracle; requests arrive one by one, whatever rows there are."""
     oracle = ORACLES[case.name](
         block_size=case.block_size, num_blocks=case.num_blocks, max_length=case.max_length,
-        iteration_tokens=LIMITS.tokens, **case.knobs,
+        iteration_tokens=LIMITS.tokens, swap_blocks=case.swap_blocks, **case.knobs,
     )
     requests = list(case.workload.requests)
     stop_after = {request.id: request.stop_after for request in requests}
@@ -94,6 +97,8 @@ def mismatch(log: list[IterationRecord], oracle: list[dict[str, Any]]) -> str | 
     for ours, theirs in zip(log, oracle, strict=False):
         for name, expected in theirs.items():
             value = getattr(ours, name)
+            if name == "refused":
+                value = tuple(sorted(value))
             if name == "refused":
                 value = tuple(sorted(value))
             if name == "queue":
@@ -195,5 +200,7 @@ def static_cases(draw) -> Case:
 
 CASES = {
     "vllm": vllm_cases(), "orca": orca_cases(), "static": static_cases(),
-    "tensorrt_llm": tensorrt_llm.cases(), "triton": triton.cases(),
+    "sarathi": sarathi_oracle.cases(),
+    "sglang": sglang.cases(), "tensorrt_llm": tensorrt_llm.cases(),
+    "triton": triton.cases(),
 }
