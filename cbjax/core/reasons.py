@@ -57,6 +57,8 @@ class Refusal(Reason):
         "iteration: shorten it, raise the iteration's tokens or choose a policy that chunks",
     )
     POLICY = 5, "the policy refused it"
+    QUEUE_FULL = 6, "the queue was full: send it later or raise the queue's size"
+    TIMEOUT = 7, "it waited longer than its queue timeout: send fewer at a time or raise the timeout"
 
 
 class FinishReason(Reason):

@@ -147,13 +147,13 @@ def _offer(policy: Policy, state, arrays, gone, now, limits: Limits):
     rows = state.rows
     aborted = jnp.any(rows.request[:, None] == abort[None, :], axis=1)
     free_rows = jnp.sum((rows.status == Status.FREE) | aborted)
-    empty = empty_inbox(limits)
+    empty, never = empty_inbox(limits), np.iinfo(np.int32).max
     inbox = Inbox(
         count=jnp.sum(here), request=request, group=jnp.asarray(empty.group), prompt=prompt,
         known=prompt, max_tokens=line_up(arrays["max_tokens"]),
         predicted=jnp.asarray(empty.predicted), priority=line_up(arrays["priority"]),
         arrival=Time(line_up(arrays["arrival"]), jnp.zeros(size, jnp.int32)),
-        deadline=jax.tree.map(jnp.asarray, empty.deadline),
+        deadline=Time(line_up(arrays["deadline"], never), jnp.zeros(size, jnp.int32)),
         token_ids=_line_up_rows(arrays["token_ids"], place), abort=abort,
         backlog=jnp.maximum(passing - free_rows, 0), clock=_moment(now),
     )

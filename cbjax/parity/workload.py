@@ -22,6 +22,7 @@ class Request:
     stop_after: int = 0  # output tokens after which it produces a stop token; 0 = never
     priority: int = 0
     token_ids: tuple[int, ...] = ()  # of the prompt; may be empty where nobody reads them
+    deadline: int | None = None  # iteration
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,10 @@ def as_arrays(workload: Workload, size: int, context: int = 0) -> dict[str, np.n
         max_tokens=column((request.max_tokens for request in requests), 0),
         stop_after=column((request.stop_after for request in requests), 0),
         priority=column((request.priority for request in requests), 0),
+        deadline=column(
+            (never if request.deadline is None else request.deadline for request in requests),
+            never,
+        ),
         token_ids=token_ids,
         abort_at=column((when for when, _ in workload.aborts), -1),
         abort_id=column((id for _, id in workload.aborts), -1),

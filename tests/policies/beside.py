@@ -14,6 +14,7 @@ from cbjax.parity.workload import Request, Workload
 from tests.policies.oracles import sarathi as sarathi_oracle
 from tests.policies.oracles import sglang, tensorrt_llm
 from tests.policies.oracles import vllm_v0 as vllm_v0_oracle
+from tests.policies.oracles import sglang, tensorrt_llm, triton
 from tests.policies.oracles.orca import Orca
 from tests.policies.oracles.static import Static
 from tests.policies.oracles.vllm import Vllm
@@ -27,6 +28,7 @@ ORACLES = {
     "vllm": Vllm, "orca": Orca, "static": Static, "sarathi": sarathi_oracle.Sarathi,
     "sglang": sglang.Sglang, "tensorrt_llm": tensorrt_llm.TensorrtLlm,
     "vllm_v0": vllm_v0_oracle.VllmV0,
+    "triton": triton.Triton,
 }
 
 
@@ -79,7 +81,11 @@ def oracle_log(case: Case, iterations: int = 5000) -> list[dict[str, Any]]:
             if request.id in named:
                 aborted.add(request.id)
                 continue
-            word = oracle.arrive(request.id, request.prompt, request.max_tokens, request.priority)
+            # Most systems know no deadlines.
+            more = {} if request.deadline is None else dict(deadline=request.deadline)
+            word = oracle.arrive(
+                request.id, request.prompt, request.max_tokens, request.priority, **more
+            )
             if word:
                 refused.append((request.id, word))
         step = oracle.schedule()
@@ -200,4 +206,5 @@ CASES = {
     "sarathi": sarathi_oracle.cases(),
     "sglang": sglang.cases(), "tensorrt_llm": tensorrt_llm.cases(),
     "vllm_v0": vllm_v0_oracle.cases(),
+    "triton": triton.cases(),
 }

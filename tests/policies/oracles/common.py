@@ -16,6 +16,7 @@ class Sequence:
     max_tokens: int
     outputs: int = 0
     priority: int = 0
+    deadline: int | None = None
     computed: int = 0
     blocks: int = 0
     ran_before: bool = False
@@ -57,7 +58,9 @@ class Scheduler:
         full, rest = divmod(tokens, self.block_size)
         return full + (1 if rest else 0)
 
-    def arrive(self, id: int, prompt: int, max_tokens: int, priority: int = 0) -> str | None:
+    def arrive(
+        self, id: int, prompt: int, max_tokens: int, priority: int = 0, deadline: int | None = None
+    ) -> str | None:
         """The word of the refusal, or None if the request joined the queue."""
         if prompt < 1:
             return "empty_prompt"
@@ -73,7 +76,7 @@ class Scheduler:
         while prompt + most < self.max_length and self._alone(prompt, most + 1):
             most += 1
         outputs = min(max_tokens, most) if max_tokens > 0 else most
-        self.queue.append(Sequence(id, prompt, outputs, priority=priority))
+        self.queue.append(Sequence(id, prompt, outputs, priority=priority, deadline=deadline))
         return None
 
     def _alone(self, prompt: int, outputs: int) -> bool:
