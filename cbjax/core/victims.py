@@ -12,8 +12,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
+from cbjax.core import sharing
+from cbjax.core.control import when
 from cbjax.core.limits import blocks_for
 from cbjax.core.rules import fill_in_order
+from cbjax.core.sharing import Shared
 from cbjax.core.view import View
 
 
@@ -28,6 +31,7 @@ class Served:
     free: Int[Array, ""]  # free blocks left
     budget: Int[Array, ""]  # tokens left
     preempted: Int[Array, ""]
+    shared: Shared | None = None  # the pool, if prefixes are shared
 
 
 def survivors(
@@ -83,7 +87,8 @@ def last_in_line(view: View, want: Int[Array, "S"], budget: Int[Array, ""]) -> S
 
 
 def serve_in_turn(
-    view: View, want: Int[Array, "S"], budget: Int[Array, ""], urgency: Int[Array, "P"]
+    view: View, want: Int[Array, "S"], budget: Int[Array, ""], urgency: Int[Array, "S"],
+    shared: Shared | None = None,
 ) -> Served:
     """Give each running row what it wants of the budget; when blocks lack, the least urgent goes.
 
@@ -91,7 +96,8 @@ def serve_in_turn(
         view: the table.
         want: tokens each row would take, in run order.
         budget: tokens of the iteration.
-        urgency: smaller = more urgent; among equals the one that queued last goes first.
+        urgency: smaller = more urgent, in run order; among equals the one that queued last goes.
+        shared: the pool, if prefixes are shared: then every row takes and registers its blocks.
 
     Returns:
         Who got what. A victim served earlier in this iteration returns tokens and blocks; a row
@@ -100,43 +106,45 @@ def serve_in_turn(
     computed = view.in_run_order(view.rows.computed)
     held = view.in_run_order(view.rows.held)
     block_size = view.system.block_size
+    nobody = jnp.zeros_like(want)
+
+    def in_turn():
+        start = Served(
+            nobody, view.seated, nobody, view.free_blocks, jnp.int32(budget), jnp.int32(0), shared
+        )
+        last = view.num_running
+        return lax.while_loop(
+            lambda carry: (carry[1] < last) & (carry[0].budget > 0),
+            _turn(view, want, computed, urgency), (start, jnp.int32(0), held, jnp.int32(0)),
+        )[0]
+
+    if shared is not None:
+        # What a row takes from the pool may be what another would have found.
+        return in_turn()
     grant = fill_in_order(want, budget)
     need = jnp.where(grant > 0, jnp.maximum(blocks_for(computed + grant, block_size) - held, 0), 0)
-    nobody = jnp.zeros_like(want)
     at_once = Served(
         grant, view.seated, nobody, view.free_blocks - jnp.sum(need), budget - jnp.sum(grant),
         jnp.int32(0),
     )
-
-    def in_turn():
-        start = Served(
-            nobody, view.seated, nobody, view.free_blocks, jnp.int32(budget), jnp.int32(0)
-        )
-        last = view.num_running
-        return lax.while_loop(
-            lambda carry: (carry[1] < last) & (carry[0].budget > 0), _turn(
-                view, want, computed, urgency), (start, jnp.int32(0), held, jnp.int32(0)),
-        )[0]
 
     return lax.cond(jnp.sum(need) <= view.free_blocks, lambda: at_once, in_turn)
 
 
 def _turn(view: View, want, computed, urgency):
     """One row is served, or one victim goes."""
-    keys, queued = view.in_run_order(urgency), view.in_run_order(view.rows.queue_order)
-    least = jnp.iinfo(jnp.int32).min
+    queued = view.in_run_order(view.rows.queue_order)
+    block_size, least = view.system.block_size, jnp.iinfo(jnp.int32).min
 
     def turn(carry):
         served, index, held, asked = carry
         # A row does not grow by what its own victims return; rows behind it do.
         tokens = jnp.where(asked > 0, asked, jnp.minimum(want[index], served.budget))
         asked = tokens
-        need = jnp.maximum(
-            blocks_for(computed[index] + tokens, view.system.block_size) - held[index], 0
-        )
+        need = jnp.maximum(blocks_for(computed[index] + tokens, block_size) - held[index], 0)
         here = served.stays[index]
         fits = here & (need <= served.free)
-        victims = served.stays & (keys == jnp.max(jnp.where(served.stays, keys, least)))
+        victims = served.stays & (urgency == jnp.max(jnp.where(served.stays, urgency, least)))
         victim = jnp.argmax(jnp.where(victims, queued, least))
         goes = here & ~fits
         tokens, need = jnp.where(fits, tokens, 0), jnp.where(fits, need, 0)
@@ -152,9 +160,33 @@ def _turn(view: View, want, computed, urgency):
             preempted=served.preempted + goes,
         )
         held = held.at[index].add(need).at[victim].add(-room)
+        if served.shared is not None:
+            after = _on_pool(
+                view, served.shared, view.running[index], computed[index] + tokens, need,
+                view.running[victim], computed[victim], fits, goes,
+            )
+            served = replace(served, shared=after, free=after.blocks.free)
         # Its own victim: nobody behind it is served in this iteration.
         after = jnp.where(goes & (victim == index), view.num_running, index + ~goes)
         return served, after.astype(jnp.int32), held, jnp.where(goes, asked, 0)
 
     return turn
 
+
+def _on_pool(view: View, shared: Shared, row, tokens, need, victim, computed, fits, goes):
+    """The same turn on the pool: the row takes and registers blocks, or the victim loses its."""
+    block_size = view.system.block_size
+    ids = view.token_ids
+
+    def serve(shared: Shared) -> Shared:
+        grown = sharing.grow(shared, row, need)
+        full = tokens // block_size > shared.blocks.cache.entered[row]
+        return when(
+            full, lambda pool: sharing.enter(pool, ids, row, tokens, block_size), grown
+        )
+
+    shared = when(fits, serve, shared)
+    # Blocks of a grant that is withdrawn are registered but will not be computed.
+    return when(
+        goes, lambda pool: sharing.leave(pool, victim, computed // block_size), shared
+    )

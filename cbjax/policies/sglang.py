@@ -115,7 +115,7 @@ def sglang(
     if enable_priority_scheduling and (ignore_eos or schedule_policy not in ("fcfs", "lof")):
         raise ValueError(
             f"enable_priority_scheduling with schedule_policy = {schedule_policy!r} and "
-            f"ignore_eos = {ignore_eos}: priorities go with \"fcfs\" and \"lof\", without ignore_eos"
+            f"ignore_eos = {ignore_eos}: priorities go with 'fcfs' and 'lof', without ignore_eos"
         )
     knobs = dict(
         max_running_requests=max_running_requests, chunked_prefill_size=chunked_prefill_size,
@@ -337,7 +337,7 @@ def _prefill(knobs: dict, carried: Carried, view: View, rule: Admission, crossin
     )
     walks = opens & ~full
     queue = rules.admit_in_order(
-        view, queue, rule.offer, walks, urgency=_urgency(knobs, carried, view)
+        view, queue, rule.offer, walks, _urgency(knobs, carried, view)
     )
     latches = (queue.limited_by == LimitedBy.SEATS) | (queue.limited_by == LimitedBy.BLOCKS)
     no_memory = queue.extra.closed == LimitedBy.BLOCKS

@@ -329,11 +329,10 @@ class Sglang(Memory):
             everyone = [state(one) for one in [member, *self.batch, *run] if not one.over]
             self.states = sorted((one for one in everyone if one[0] > 0), key=lambda one: one[0])
         else:
-            place = 0
-            for place, one in enumerate(self.states):
-                if state(member)[0] <= one[0]:
-                    break
+            left = state(member)[0]
             # With the most left it lands before the last one.
+            end = max(len(self.states) - 1, 0)
+            place = next((at for at, one in enumerate(self.states) if left <= one[0]), end)
             self.states.insert(place, state(member))
         freed = 0
         for index, (left, held) in enumerate(self.states):

@@ -30,7 +30,7 @@ class Member(Sequence):
 
 @dataclass
 class Memory(Scheduler):
-    """Pages are taken and given back; with a tree, finished prefixes stay until they are evicted."""
+    """Pages are taken and given back; with a tree, finished prefixes stay until evicted."""
 
     disable_radix_cache: bool = True
     tree: RadixTree | None = None
