@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Int
 
 from cbjax.core import time
 from cbjax.core.reasons import LimitedBy, Refusal
+from cbjax.core.sharing import Shared
 from cbjax.core.time import Time
 from cbjax.core.view import View
 
@@ -43,6 +44,8 @@ class Decision:
     refuse: Int[Array, "P"]  # Refusal of waiting rows that are turned away
     running: Int[Array, "S"] | None  # new run order of the rows that keep their seat, or None
     queue_order: Int[Array, "P"] | None  # new queue keys of the waiting rows, or None
+    # What became of the pool; from a policy that shares prefixes, and only from such.
+    shared: Shared | None
     evict: Int[Array, ""]  # cached blocks to evict; 0 without prefix sharing
     extra_tokens: Int[Array, ""]  # padding computed on purpose, as padded static batching does
     wake: Time  # latest moment of the next call when nothing can run
@@ -58,6 +61,6 @@ def nothing(view: View) -> Decision:
         admit=false, admit_order=None, grant=zeros, kv_tokens=zeros, preempt=false,
         preempt_order=None, requeue=jnp.full(rows, int(Requeue.FRONT), jnp.int32), swap_in=false,
         refuse=jnp.full(rows, int(Refusal.NONE), jnp.int32), running=None, queue_order=None,
-        evict=jnp.int32(0), extra_tokens=jnp.int32(0), wake=time.never(),
+        shared=None, evict=jnp.int32(0), extra_tokens=jnp.int32(0), wake=time.never(),
         limited_by=jnp.int32(LimitedBy.QUEUE_EMPTY),
     )

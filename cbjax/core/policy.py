@@ -24,6 +24,7 @@ class Traits:
         reserves_output: a request owns KV for its whole output from the start; otherwise the last
             token, which is never attended to, needs no KV.
         deliver_at: when a token reaches the client: "token" (each iteration) or "batch_end".
+        shares: prefixes are shared: the policy handles the pool itself (see `core/sharing.py`).
         register_at: when a computed prefix becomes visible to others: "schedule", "compute",
             "prefill_done" or "finish".
         free_order: order in which a released sequence's blocks are handed out again:
@@ -37,6 +38,7 @@ class Traits:
     whole_prompts: bool = False
     reserves_output: bool = False
     deliver_at: str = "token"
+    shares: bool = False
     register_at: str = "compute"
     free_order: str = "tail_first"
     lag: int = 0

@@ -94,7 +94,10 @@ def _preempt(state: State, decision: Decision, traits: Traits) -> State:
             preemptions=rows.preemptions + lost,
             queued=time.select(lost, state.clock, rows.queued),
         ),
-        blocks=pool.release(state.blocks, lost, rows.held),
+        # A policy that shares prefixes has taken the blocks already.
+        blocks=pool.release(state.blocks, lost, rows.held)
+        if decision.shared is None
+        else state.blocks,
         running=runlist.remove(state.running, lost),
         num_running=state.num_running - count,
         queue_front=front,
@@ -145,19 +148,25 @@ def _grant(state, decision, inbox: Inbox, received: Received, aborted, requests,
     # Row by row rather than along the run order: nothing has to be scattered back.
     runs = old.status == Status.RUNNING
     grant = jnp.where(runs, decision.grant, 0)
-    computed = old.computed + grant
+    shared = decision.shared
+    cached = None if shared is None else shared.cached
+    start = old.computed if cached is None else old.computed + cached
+    computed = start + grant
     owned = jnp.where(runs, blocks_for(decision.kv_tokens, state.system.block_size), 0)
     more = jnp.maximum(owned - old.held, 0)
     rows = replace(
         old, computed=computed, peak=jnp.maximum(old.peak, computed), in_flight=grant,
-        held=old.held + more,
+        held=old.held + more if shared is None else shared.held,
     )
     samples = (grant > 0) & (computed == old.known)
-    fresh = jnp.clip(computed - old.peak, 0, grant)
+    fresh = jnp.clip(computed - jnp.maximum(old.peak, start), 0, grant)
     prefills = (grant > 0) & (
         (grant > 1) | (computed < old.known) | (old.known == old.prompt)
     )
-    blocks = pool.allocate(state.blocks, row, along(old.held), along(more))
+    if shared is None:
+        blocks = pool.allocate(state.blocks, row, along(old.held), along(more))
+    else:
+        blocks = shared.blocks
     grants, prefilling = along(grant), along(prefills) > 0
     waiting = is_waiting(rows.status)
     num_waiting = jnp.sum(waiting)
@@ -165,7 +174,8 @@ def _grant(state, decision, inbox: Inbox, received: Received, aborted, requests,
     plan = Plan(
         running=running, grants=grants, fresh=along(fresh),
         prefilling=prefilling, requests=requests, samples=samples, admitted=decision.admit,
-        resumed=resumed, preempted=decision.preempt, preempt_order=decision.preempt_order,
+        resumed=resumed, cached=cached, preempted=decision.preempt,
+        preempt_order=decision.preempt_order,
         swapped_out=decision.preempt & (decision.requeue == Requeue.SWAP_OUT),
         swapped_in=decision.admit & decision.swap_in, refused=decision.refuse,
         entered=received.rows, turned_away=received.refusals, max_tokens=received.max_tokens,

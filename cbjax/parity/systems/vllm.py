@@ -9,7 +9,8 @@ from cbjax.parity.traces import Fields, Format, Trace
 from cbjax.parity.workload import Request, Workload
 
 _LIMITS = Limits(
-    seats=32, window=64, tokens=512, blocks=1100, blocks_per_sequence=128, inbox=64, context=0
+    seats=32, window=64, tokens=512, blocks=1100, blocks_per_sequence=128, inbox=64, context=512,
+    cached_tokens=40_000,
 )
 
 
@@ -38,6 +39,7 @@ def _fields(entry: IterationRecord, watched: dict[str, Any]) -> Fields:
         scheduled=entry.scheduled, new=entry.new, resumed=entry.resumed,
         preempted=entry.preempted, finished=entry.finished, free_blocks=entry.free_blocks,
         waiting=entry.waiting, running=entry.running,
+        cached={str(request): tokens for request, tokens in entry.cached},
     )
 
 
