@@ -1,9 +1,9 @@
 """A policy from four small pure functions: order, admit, chunk, victim.
 
 The frame is the same for all: running requests first, in run order, under one token budget; if
-blocks run out, victims give up theirs; in an iteration without victims, waiting requests are
-admitted in the order wanted until the first that may not (head-of-line blocking). What differs
-between many published policies is only:
+blocks run out, victims give up theirs and go back to their place in the queue; in an iteration
+without victims, waiting requests are admitted in the order wanted until the first that may not
+(head-of-line blocking). What differs between many published policies is only:
 
     order(view)                       -> keys [P], or several of them; the smallest is next in line
     admit(view, queue, row, tokens)   -> Offer: what it must own, and why not
@@ -21,6 +21,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from cbjax.core import parts, rules
+from cbjax.core.decision import Requeue
 from cbjax.core.limits import Limits, System
 from cbjax.core.parts import Part
 from cbjax.core.policy import Policy, require_positive
@@ -144,5 +145,7 @@ class _Decide:
         decision = rules.decide(
             view, queue, preempt=view.per_row(view.seated & ~served.stays),
             preempt_order=view.per_row(served.order),
+            # At the front, two equal requests would take turns at being the victim for ever.
+            requeue=jnp.full(view.rows.held.shape, int(Requeue.KEPT), jnp.int32),
         )
         return decision, state

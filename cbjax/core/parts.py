@@ -22,7 +22,7 @@ Part = Callable[..., Any]
 
 
 def arrival(view: View):
-    """The queue as it stands: by arrival, preempted requests before all others."""
+    """The queue as it stands: by arrival."""
     return view.rows.queue_order
 
 

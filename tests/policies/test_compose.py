@@ -105,8 +105,8 @@ def test_composed_policy_decides_as_its_oracle(report_line):
         f"composed beside its oracle: {seen['workloads']} workloads, {seen['iterations']} "
         "iterations, 0 differences"
     )
-    for victim in ("last_admitted", "fewest_outputs", "lowest_priority"):
-        assert seen[victim] >= 4, seen
+    for victim in ("fewest_outputs", "lowest_priority"):
+        assert seen[victim] >= 10, seen
     assert not seen["none"]
 
 

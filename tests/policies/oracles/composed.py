@@ -25,13 +25,7 @@ class Composed(Scheduler):
     threshold: int = 0
     iteration: int = -1
     queued: dict[int, int] = field(default_factory=dict)  # iteration of entry into the queue
-    place: dict[int, int] = field(default_factory=dict)  # in the queue, the first is smallest
-    front: int = 0
     left: int = 0
-
-    def arrive(self, id: int, prompt: int, max_tokens: int, priority: int = 0) -> str | None:
-        self.place[id] = id
-        return super().arrive(id, prompt, max_tokens, priority)
 
     def schedule(self) -> dict:
         self.iteration += 1
@@ -60,11 +54,11 @@ class Composed(Scheduler):
         return self.decided(new=new, resumed=resumed, preempted=victims, limited_by=limited_by)
 
     def _take_away(self) -> Sequence:
-        """The next victim goes to the front of the queue; a turn that it had is undone."""
+        """The next victim goes back to its place in the queue; a turn that it had is undone."""
         key = {
             "last_admitted": lambda one: self.running.index(one),
-            "fewest_outputs": lambda one: (-one.outputs, self.place[one.id]),
-            "lowest_priority": lambda one: (one.priority, self.place[one.id]),
+            "fewest_outputs": lambda one: (-one.outputs, one.id),
+            "lowest_priority": lambda one: (one.priority, one.id),
         }[self.victim]
         victim = max(self.running, key=key)
         self.left += sum(tokens for one, tokens in self.scheduled if one is victim)
@@ -72,9 +66,8 @@ class Composed(Scheduler):
         self.running.remove(victim)
         self.drop(victim)
         victim.computed = 0
-        self.front -= 1
-        self.place[victim.id], self.queued[victim.id] = self.front, self.iteration
-        self.queue.insert(0, victim)
+        self.queued[victim.id] = self.iteration
+        self.queue = sorted([*self.queue, victim], key=lambda one: one.id)
         return victim
 
     def _chunk(self, pending: int, left: int) -> int:
