@@ -175,6 +175,10 @@ class Transformers(Scheduler):
         if self.scheduled and self.starved:
             self.offload()
         self.fast = self.fast and bool(self.scheduled)
+        # Copied back when the step is made: until then they fill the host pool.
+        for job in self.restored:
+            self.stored -= job.stored
+            job.stored = 0
         # Who lost its seat in the step that gave it one has never had it.
         self.new = [job for job in self.new if job in self.running]
         self.resumed = [job for job in self.resumed if job in self.running]
@@ -231,8 +235,6 @@ class Transformers(Scheduler):
                 self.activate(job)
             if job.stored:
                 self.restored.append(job)
-            self.stored -= job.stored
-            job.stored = 0
             self.fast = fast
             tokens -= count
             reads -= job.computed
