@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from cbjax.core.blocks import Blocks
 from cbjax.core.limits import System
 from cbjax.core.rows import NO_ROW, Rows, is_waiting
 from cbjax.core.time import Time
@@ -36,6 +37,8 @@ class View:
     last_duration: Time
     clock: Time
     system: System
+    blocks: Blocks | None  # the pool, for a policy that shares prefixes
+    token_ids: Int[Array, "P C"] | None  # known tokens of each row, likewise
     # Static: most tokens of one iteration (Limits.tokens).
     iteration_tokens: int = field(metadata={"static": True})
 

@@ -9,11 +9,11 @@ from cbjax import policies
 from cbjax.core.limits import Limits, system
 from cbjax.core.log import IterationRecord
 from cbjax.core.policy import Policy
-from tests.policies.driver import run
+from cbjax.parity.driver import run
+from cbjax.parity.workload import Request, Workload
 from tests.policies.oracles.orca import Orca
 from tests.policies.oracles.static import Static
 from tests.policies.oracles.vllm import Vllm
-from tests.policies.workloads import Request, Workload
 
 # Every random workload is padded to these, so that a policy compiles once.
 LIMITS = Limits(
@@ -71,7 +71,7 @@ def oracle_log(case: Case, iterations: int = 5000) -> list[dict[str, Any]]:
             if request.id in named:
                 aborted.add(request.id)
                 continue
-            word = oracle.arrive(request.id, request.prompt, request.max_tokens)
+            word = oracle.arrive(request.id, request.prompt, request.max_tokens, request.priority)
             if word:
                 refused.append((request.id, word))
         step = oracle.schedule()
@@ -98,9 +98,9 @@ def mismatch(log: list[IterationRecord], oracle: list[dict[str, Any]]) -> str | 
 
 
 @st.composite
-def workloads(draw, block_size: int, max_length: int) -> Workload:
+def workloads(draw, block_size: int, max_length: int, most: int = 20) -> Workload:
     """Up to 20 requests, more than there are rows; a few are absurd, a few are aborted."""
-    count = draw(st.one_of(st.integers(1, 8), st.integers(12, 20)))
+    count = draw(st.one_of(st.integers(1, 8), st.integers(min(12, most), most)))
     absurd = [0, max_length - 1, max_length, max_length + 5]
     prompts = st.one_of(
         st.integers(1, 8), st.integers(1, 8), st.integers(1, 30),
@@ -116,7 +116,7 @@ def workloads(draw, block_size: int, max_length: int) -> Workload:
     requests, now = [], 0
     for id, (gap, prompt, max_tokens, stop_after) in enumerate(drawn):
         now += gap
-        requests.append(Request(id, now, prompt, max_tokens, stop_after))
+        requests.append(Request(id, now, prompt, max_tokens, stop_after, draw(st.integers(0, 2))))
     # Ids beyond the last request are unknown; an id may be named twice.
     aborts = draw(
         st.lists(
@@ -143,6 +143,7 @@ def vllm_cases(draw) -> Case:
     block_size, num_blocks, max_length = draw(systems())
     chunks = draw(st.sampled_from([True, True, True, False]))
     seats = draw(st.sampled_from([1, 2, 3, 4, 4, 5, 5, 6, 6]))
+    policy = draw(st.sampled_from(["fcfs", "priority"]))
     least = seats
     if not chunks:
         # Several whole prompts must compete for one budget, and not for blocks.
@@ -153,10 +154,12 @@ def vllm_cases(draw) -> Case:
     knobs = dict(
         max_num_batched_tokens=budget, max_num_seqs=seats, enable_chunked_prefill=chunks,
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 3, 7, 16])),
-        scheduler_reserve_full_isl=draw(st.booleans()),
+        policy=policy, scheduler_reserve_full_isl=draw(st.booleans()),
         watermark=draw(st.sampled_from([0.0, 0.0, 0.0, 0.05, 0.2, 0.5])),
     )
-    workload = draw(workloads(block_size, max_length))
+    # A policy that sorts is exact while nobody waits behind the window.
+    most = LIMITS.rows if policy == "priority" else 20
+    workload = draw(workloads(block_size, max_length, most))
     return Case("vllm", knobs, block_size, num_blocks, max_length, workload)
 
 

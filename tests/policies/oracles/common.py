@@ -15,6 +15,7 @@ class Sequence:
     prompt: int
     max_tokens: int
     outputs: int = 0
+    priority: int = 0
     computed: int = 0
     blocks: int = 0
     ran_before: bool = False
@@ -50,7 +51,7 @@ class Scheduler:
         full, rest = divmod(tokens, self.block_size)
         return full + (1 if rest else 0)
 
-    def arrive(self, id: int, prompt: int, max_tokens: int) -> str | None:
+    def arrive(self, id: int, prompt: int, max_tokens: int, priority: int = 0) -> str | None:
         """The word of the refusal, or None if the request joined the queue."""
         if prompt < 1:
             return "empty_prompt"
@@ -65,7 +66,8 @@ class Scheduler:
         most = 0
         while prompt + most < self.max_length and self._alone(prompt, most + 1):
             most += 1
-        self.queue.append(Sequence(id, prompt, min(max_tokens, most) if max_tokens > 0 else most))
+        outputs = min(max_tokens, most) if max_tokens > 0 else most
+        self.queue.append(Sequence(id, prompt, outputs, priority=priority))
         return None
 
     def _alone(self, prompt: int, outputs: int) -> bool:
