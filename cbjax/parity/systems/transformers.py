@@ -13,7 +13,7 @@ from cbjax.parity.workload import Request, Workload
 
 # More may be active than a batch holds: a seat for every request.
 _LIMITS = Limits(
-    seats=40, window=40, tokens=512, blocks=256, blocks_per_sequence=64, inbox=40, context=0
+    seats=40, window=40, tokens=512, blocks=512, blocks_per_sequence=128, inbox=40, context=0
 )
 _ABSENT = dict(attempts=1, fast=0, cpu=[], cached=0, blocked=0)  # fields left out if they are this
 
@@ -35,7 +35,7 @@ def _read(recorded: dict[str, Any]) -> Trace:
     return Trace(
         name=f"{recorded['version']} seed {recorded['seed']}",
         policy=policies.transformers(**knobs, read_budget=recorded["read_budget"]),
-        max_length=numbers["num_blocks"] * numbers["block_size"], workload=Workload(requests),
+        max_length=512, workload=Workload(requests),
         iterations=[_ABSENT | step for step in recorded["iterations"]],
         marked=recorded.get("error"), **numbers,
     )
