@@ -6,13 +6,14 @@ size of the pool: the loops below run as often as there is something to move.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
-from cbjax.core.prefix import Cache, empty_cache
+from cbjax.core.prefix import empty_cache
 
 NO_BLOCK = -1
 _LANES = 64  # new blocks handed out per turn of the loop; one turn is the usual case
@@ -28,7 +29,8 @@ class Blocks:
     ring: Int[Array, "N"]  # block ids; the free ones start at `head`
     head: Int[Array, ""]
     free: Int[Array, ""]  # free blocks
-    cache: Cache | None = None  # with prefix sharing it keeps the free list; the ring is unused
+    # A Cache under prefix sharing, which then keeps the free list instead of the ring; else None.
+    cache: Any = None
 
 
 def empty_blocks(

@@ -188,7 +188,8 @@ def _free_list(blocks: Any, free: int) -> np.ndarray:
     size = blocks.ring.shape[0]
     if blocks.cache is None:
         return blocks.ring[(int(blocks.head) + np.arange(max(free, 0))) % size]
-    listed, block = [], int(blocks.cache.after[size])
+    listed: list[int] = []
+    block = int(blocks.cache.after[size])
     while block != size and len(listed) <= size:
         listed.append(block)
         block = int(blocks.cache.after[block])

@@ -34,7 +34,7 @@ class IterationRecord:
         waiting: requests that wait, backlog included.
         running: requests that hold a seat.
         backlog: of the waiting, those behind the window.
-        refused: (request, reason as a word) turned away at the door or by the policy.
+        refused: (request, reason as a word) turned away at the door or by the policy, in line.
         aborted: requests that an abort ended.
         queue: requests that still wait within the window, first in line first.
         queue_blocks: KV blocks that all known tokens of each of them take; empty if not recorded.
@@ -97,7 +97,7 @@ def record(
         for entry in arrivals
     ] + [
         (handles[row], Refusal(int(plan.refused[row])).word)
-        for row in np.flatnonzero(plan.refused)
+        for row in in_line(plan.refused)
     ]
     done = [row for row in seated if emitted.finished[row] != FinishReason.NONE]
     queue = in_line(plan.waiting)

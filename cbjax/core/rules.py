@@ -66,29 +66,31 @@ class Offer:
 
 def admit_in_order(
     view: View, queue: Queue, offer: Callable[[Any, Queue], Offer],
-    open_: Bool[Array, ""] | bool, urgency: Int[Array, "P"] | None = None,
+    open_: Bool[Array, "*P"] | bool, order: Int[Array, "P"] | tuple[Int[Array, "P"], ...] = (),
 ) -> Queue:
-    """Admit waiting rows in queue order until the first that may not (head-of-line blocking).
+    """Admit waiting rows one by one until the first that may not (head-of-line blocking).
 
     Args:
         view: the table.
         queue: seats, budget and blocks that are left; usually nothing admitted yet.
         offer: `(row, queue) -> Offer`, asked for the head of the queue.
-        open_: False admits nothing and leaves `queue.limited_by` as it is.
-        urgency: rows with a smaller number go first, each kind in queue order; None = all alike.
+        open_: False admits nothing and leaves `queue.limited_by` as it is; one per row leaves rows
+            out as if they did not wait.
+        order: keys of the rows, the first one first, smallest next in line; the queue order breaks
+            ties and is all there is by default.
 
     Returns:
         The queue after the walk.
     """
     last = jnp.iinfo(jnp.int32).max
-    order = view.rows.queue_order
+    before = order if isinstance(order, tuple) else (order,)
 
-    def head(keys):
-        if urgency is not None:
-            # Two minima instead of one combined key, which no integer could hold.
-            most = jnp.min(jnp.where(keys != last, urgency, last))
-            keys = jnp.where(urgency == most, keys, last)
-        return jnp.argmin(keys).astype(jnp.int32)
+    def next_in_line(keys):
+        left = keys != last
+        for key in before:
+            left &= key == jnp.min(jnp.where(left, key, last))
+        # Without `before` one search: no row is left when the smallest key is `last`.
+        return jnp.argmin(jnp.where(left, keys, last) if before else keys).astype(jnp.int32)
 
     def walk(carry):
         queue, keys, row, _ = carry
@@ -121,13 +123,13 @@ def admit_in_order(
             extra=extra,
         )
         keys = keys.at[row].set(last)
-        return queue, keys, head(keys), takes
+        return queue, keys, next_in_line(keys), takes
 
-    keys = jnp.where(view.waiting & open_, order, last)
+    keys = jnp.where(view.waiting & open_, view.rows.queue_order, last)
     queue, *_ = lax.while_loop(
         # The smallest key is `last` when nothing is left.
         lambda carry: carry[3] & (carry[1][carry[2]] != last), walk,
-        (queue, keys, head(keys), jnp.bool_(True)),
+        (queue, keys, next_in_line(keys), jnp.bool_(True)),
     )
     return queue
 

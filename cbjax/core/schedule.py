@@ -86,7 +86,7 @@ def _preempt(state: State, decision: Decision, traits: Traits) -> State:
         state,
         rows=replace(
             rows,
-            prompt=jnp.where(lost, rows.known, rows.prompt)
+            prompt=jnp.where(lost & ~swapped, rows.known, rows.prompt)
             if traits.restarts_outputs
             else rows.prompt,
             status=jnp.select(
@@ -178,6 +178,11 @@ def _grant(
     grants, prefilling = along(grant), along(prefills) > 0
     waiting = is_waiting(rows.status)
     num_waiting = jnp.sum(waiting)
+    live_tokens = jnp.sum(jnp.where(runs, computed, 0))
+    if shared is not None:
+        # What several rows share is full, and counts once.
+        doubled = jnp.sum(jnp.maximum(blocks.refs - 1, 0)) * state.system.block_size
+        live_tokens = live_tokens - doubled
     unseen = (decision.limited_by == LimitedBy.QUEUE_EMPTY) & (inbox.backlog > 0)
     plan = Plan(
         running=running, grants=grants, fresh=along(fresh),
@@ -194,7 +199,7 @@ def _grant(
         extra_tokens=decision.extra_tokens, num_sequences=jnp.sum(grants > 0),
         num_running=state.num_running, num_waiting=num_waiting, backlog=inbox.backlog,
         free_rows=jnp.sum(rows.status == Status.FREE), free_blocks=blocks.free,
-        live_tokens=jnp.sum(jnp.where(runs, computed, 0)), queue_order=rows.queue_order,
+        live_tokens=live_tokens, queue_order=rows.queue_order,
         waiting=waiting,
         limited_by=jnp.where(unseen, int(LimitedBy.ROWS), decision.limited_by),
         wake=decision.wake,

@@ -1,12 +1,12 @@
 """What a policy sees: the rows, the run order, and a few numbers of the system. Nothing else."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from cbjax.core.blocks import Blocks
 from cbjax.core.limits import System
 from cbjax.core.rows import NO_ROW, Rows, is_waiting
 from cbjax.core.time import Time
@@ -37,8 +37,9 @@ class View:
     last_duration: Time
     clock: Time
     system: System
-    blocks: Blocks | None  # the pool, for a policy that shares prefixes
-    token_ids: Int[Array, "P C"] | None  # known tokens of each row, likewise
+    # For a policy that shares prefixes, else None: the pool (Blocks), and known tokens [P, C].
+    blocks: Any
+    token_ids: Any
     # Static: most tokens of one iteration (Limits.tokens).
     iteration_tokens: int = field(metadata={"static": True})
 

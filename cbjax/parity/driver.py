@@ -213,4 +213,4 @@ def _turns(policy: Policy, state, arrays, gone, first, limits: Limits, watch: Wa
 
 def compilations() -> int:
     """Programs compiled for the loop so far."""
-    return _turns._cache_size()
+    return _turns._cache_size()  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ does not fit. Rules as of vLLM 0.32.
 """
 
 from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -121,7 +122,8 @@ def _decide(knobs: dict, watermark_blocks, view: View, *, priority: bool):
 
     def offer(row, queue: rules.Queue) -> rules.Offer:
         known = view.rows.known[row]
-        found, hits, free_hits = (), 0, 0
+        found: Any = None
+        hits = free_hits = jnp.int32(0)
         if pool is not None:
             found, hits, free_hits = sharing.hits(
                 queue.extra, view.token_ids, row, known, block_size
@@ -164,7 +166,7 @@ def _decide(knobs: dict, watermark_blocks, view: View, *, priority: bool):
         ),
         offer,
         ~preempts,
-        view.rows.priority if priority else None,
+        view.rows.priority if priority else (),
     )
     room = dict(preempt=view.per_row(view.seated & ~served.stays))
     if pool is not None:

@@ -11,6 +11,8 @@ from cbjax.core.log import IterationRecord
 from cbjax.core.policy import Policy
 from cbjax.parity.driver import run
 from cbjax.parity.workload import Request, Workload
+from tests.policies.oracles import sarathi as sarathi_oracle
+from tests.policies.oracles import sglang, tensorrt_llm
 from tests.policies.oracles.orca import Orca
 from tests.policies.oracles.static import Static
 from tests.policies.oracles.vllm import Vllm
@@ -20,7 +22,10 @@ LIMITS = Limits(
     seats=6, window=3, tokens=64, blocks=64, blocks_per_sequence=48, inbox=20, context=0
 )
 MAX_LENGTH = 48
-ORACLES = {"vllm": Vllm, "orca": Orca, "static": Static}
+ORACLES = {
+    "vllm": Vllm, "orca": Orca, "static": Static, "sarathi": sarathi_oracle.Sarathi,
+    "sglang": sglang.Sglang, "tensorrt_llm": tensorrt_llm.TensorrtLlm,
+}
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,7 @@ class Case:
     num_blocks: int
     max_length: int
     workload: Workload
+    swap_blocks: int = 0
 
     def policy(self) -> Policy:
         return policies.get(self.name)(**self.knobs)
@@ -40,7 +46,7 @@ class Case:
     def system(self):
         return system(
             LIMITS, block_size=self.block_size, num_blocks=self.num_blocks,
-            max_length=self.max_length,
+            max_length=self.max_length, swap_blocks=self.swap_blocks,
         )
 
 
@@ -53,7 +59,7 @@ def oracle_log(case: Case, iterations: int = 5000) -> list[dict[str, Any]]:
     """The decisions of the oracle; requests arrive one by one, whatever rows there are."""
     oracle = ORACLES[case.name](
         block_size=case.block_size, num_blocks=case.num_blocks, max_length=case.max_length,
-        iteration_tokens=LIMITS.tokens, **case.knobs,
+        iteration_tokens=LIMITS.tokens, swap_blocks=case.swap_blocks, **case.knobs,
     )
     requests = list(case.workload.requests)
     stop_after = {request.id: request.stop_after for request in requests}
@@ -75,7 +81,8 @@ def oracle_log(case: Case, iterations: int = 5000) -> list[dict[str, Any]]:
             if word:
                 refused.append((request.id, word))
         step = oracle.schedule()
-        step |= dict(refused=tuple(refused), aborted=tuple(sorted(aborted)))
+        refused += step.get("refused", ())
+        step |= dict(refused=tuple(sorted(refused)), aborted=tuple(sorted(aborted)))
         log.append(step | oracle.finish(stop_after))
     raise AssertionError(f"the oracle is not done after {iterations} iterations")
 
@@ -85,6 +92,10 @@ def mismatch(log: list[IterationRecord], oracle: list[dict[str, Any]]) -> str | 
     for ours, theirs in zip(log, oracle, strict=False):
         for name, expected in theirs.items():
             value = getattr(ours, name)
+            if name == "refused":
+                value = tuple(sorted(value))
+            if name == "refused":
+                value = tuple(sorted(value))
             if name == "queue":
                 # Behind the window only the number is known.
                 if len(value) + ours.backlog != len(expected):
@@ -182,4 +193,8 @@ def static_cases(draw) -> Case:
     return Case("static", knobs, *numbers, draw(workloads(numbers[0], numbers[2])))
 
 
-CASES = {"vllm": vllm_cases(), "orca": orca_cases(), "static": static_cases()}
+CASES = {
+    "vllm": vllm_cases(), "orca": orca_cases(), "static": static_cases(),
+    "sarathi": sarathi_oracle.cases(),
+    "sglang": sglang.cases(), "tensorrt_llm": tensorrt_llm.cases(),
+}

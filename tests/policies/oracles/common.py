@@ -36,6 +36,7 @@ class Scheduler:
     num_blocks: int
     max_length: int
     iteration_tokens: int
+    swap_blocks: int = 0
     queue: list[Sequence] = field(default_factory=list)
     running: list[Sequence] = field(default_factory=list)
     scheduled: list[tuple[Sequence, int]] = field(default_factory=list)
