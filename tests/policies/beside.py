@@ -1,6 +1,7 @@
 """An oracle stepped beside its array policy: workloads to draw, and the comparison."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from cbjax.core.policy import Policy
 from cbjax.parity.driver import run
 from cbjax.parity.workload import Request, Workload
 from tests.policies.oracles import sarathi as sarathi_oracle
-from tests.policies.oracles import sglang, tensorrt_llm
+from tests.policies.oracles import sglang, tensorrt_llm, transformers
 from tests.policies.oracles.orca import Orca
 from tests.policies.oracles.static import Static
 from tests.policies.oracles.vllm import Vllm
@@ -25,6 +26,7 @@ MAX_LENGTH = 48
 ORACLES = {
     "vllm": Vllm, "orca": Orca, "static": Static, "sarathi": sarathi_oracle.Sarathi,
     "sglang": sglang.Sglang, "tensorrt_llm": tensorrt_llm.TensorrtLlm,
+    "transformers": partial(transformers.Transformers, seats=LIMITS.seats),
 }
 
 
@@ -197,4 +199,5 @@ CASES = {
     "vllm": vllm_cases(), "orca": orca_cases(), "static": static_cases(),
     "sarathi": sarathi_oracle.cases(),
     "sglang": sglang.cases(), "tensorrt_llm": tensorrt_llm.cases(),
+    "transformers": transformers.cases(),
 }

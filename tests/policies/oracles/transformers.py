@@ -1,54 +1,21 @@
 """transformers' continuous batching in plain Python: fifo and prefill_first, with and without lag.
 
 Written from the numbered steps of its description and the surprises seen in decisions recorded from
-release 5.24. Blocks have identities here, because finished ones may be found again by content.
+release 5.24.
 """
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.policies.oracles.common import Scheduler, Sequence
+from hypothesis import strategies as st
 
-NO_LIMIT = 10**9
-
-
-class Stuck(Exception):
-    """Nothing can be scheduled and nobody can make room: the original ends here."""
-
-
-@dataclass(eq=False)
-class Block:
-    """A block of the pool; `key` is all that was written up to its end, once it is registered."""
-
-    key: tuple | None = None
-    holders: int = 0
-
-
-@dataclass(eq=False)
-class Job(Sequence):
-    """A request with its blocks, and what its tokens are called."""
-
-    table: list[Block] = field(default_factory=list)
-    decoding: bool = False
-    stored: int = 0  # blocks in the host pool
-    in_flight: int = 0  # tokens that the step before this one will bring
-    registered: int = 0  # leading blocks that are known by content
-    group: Any = None
-    shared: int = 0  # leading prompt tokens that are those of the group
-    over: bool = False
-
-    def content(self, tokens: int) -> tuple:
-        """Names of the first tokens: two are equal if and only if the tokens are."""
-        common = min(self.shared, tokens)
-        return (self.group if common else None, common, self.id if tokens > common else None,
-                tokens)
-
+from tests.policies.oracles.transformers_pool import Job, Pool
 
 Step = tuple[Job, bool, int]  # a job, whether it gets a token, the blocks that become full
 
 
 @dataclass
-class Transformers(Scheduler):
+class Transformers(Pool):
     """Knobs by the system's own names."""
 
     scheduler_type: str = "fifo"
@@ -56,12 +23,9 @@ class Transformers(Scheduler):
     max_requests_per_batch: int = 1024
     max_blocks_per_request: int = 32
     safety_margin: float | None = None
-    allow_block_sharing: bool = False
-    cpu_offload_blocks: int = 0
     use_async_batching: bool = False
-    read_budget: int | None = None
-    cached: list[Block] = field(default_factory=list)
-    by_content: dict[tuple, Block] = field(default_factory=dict)
+    read_budget: int = 0
+    seats: int = 10**9  # the original has no bound on those that starve beside a batch
     frozen: bool = False
     stored: int = 0
     starved: list[tuple[Job, int]] = field(default_factory=list)
@@ -72,11 +36,10 @@ class Transformers(Scheduler):
         super().__post_init__()
         if self.safety_margin is None:
             self.safety_margin = 0.15 if self.scheduler_type == "fifo" else 0.0
-        if self.read_budget is None:
-            self.read_budget = self.num_blocks * self.block_size
+        self.read_budget = self.read_budget or self.num_blocks * self.block_size
 
-    def arrive(self, id: int, prompt: int, max_tokens: int) -> str | None:
-        refused = super().arrive(id, prompt, max_tokens)
+    def arrive(self, id: int, prompt: int, max_tokens: int, priority: int = 0) -> str | None:
+        refused = super().arrive(id, prompt, max_tokens, priority)
         if refused is None:
             plain = self.queue.pop()
             group, shared = self.groups.get(id, (None, 0))
@@ -85,80 +48,16 @@ class Transformers(Scheduler):
             )
         return refused
 
-    # Blocks -------------------------------------------------------------------------------------
-
-    def extend(self, job: Job, tokens: int) -> bool:
-        """Blocks for that many positions, or nothing at all."""
-        lacking = self.blocks_of(tokens) - len(job.table)
-        if lacking > self.free:
-            return False
-        for _ in range(lacking):
-            job.table.append(Block(holders=1))
-            self.free -= 1
-        return True
-
-    def give_back(self, job: Job, keep: bool) -> None:
-        """Release all blocks; those known by content stay findable if `keep`."""
-        for block in job.table:
-            block.holders -= 1
-            if block.holders:
-                continue
-            if block.key is not None and keep:
-                self.cached.append(block)
-            else:
-                self.forget(block)
-        job.table, job.registered = [], 0
-
-    def forget(self, block: Block) -> None:
-        if block.key is not None:
-            del self.by_content[block.key]
-            block.key = None
-        self.free += 1
-
-    def evict(self) -> bool:
-        """Drop every block that is findable and that nobody holds."""
-        dropped = bool(self.cached)
-        for block in self.cached:
-            self.forget(block)
-        self.cached = []
-        return dropped
-
-    def hold(self, block: Block) -> None:
-        if not block.holders:
-            self.cached.remove(block)
-        block.holders += 1
-
-    def register(self, job: Job, count: int) -> None:
-        """Make the blocks that are full findable; a block that exists already is shared instead."""
-        for _ in range(count):
-            index = job.registered
-            key = job.content((index + 1) * self.block_size)
-            known = self.by_content.get(key)
-            own = job.table[index]
-            if known is None:
-                own.key = key
-                self.by_content[key] = own
-            elif known is not own:
-                self.hold(known)
-                job.table[index] = known
-                own.holders -= 1
-                assert own.holders == 0
-                self.free += 1
-            job.registered += 1
-
-    def find(self, job: Job) -> int:
-        """Take the longest findable prefix, never the whole; returns its blocks."""
-        for index in range((job.tokens - 1) // self.block_size):
-            block = self.by_content.get(job.content((index + 1) * self.block_size))
-            if block is None:
-                break
-            self.hold(block)
-            job.table.append(block)
-            job.registered += 1
-        job.computed = len(job.table) * self.block_size
-        return len(job.table)
-
-    # One iteration ------------------------------------------------------------------------------
+    def abort(self, id: int) -> bool:
+        for place in (self.queue, self.running):
+            for job in place:
+                if job.id == id:
+                    place.remove(job)
+                    self.give_back(job, keep=True)
+                    self.stored -= job.stored
+                    job.over, self.frozen = True, False
+                    return True
+        return False
 
     def schedule(self) -> dict:
         self.new: list[Job] = []
@@ -167,11 +66,13 @@ class Transformers(Scheduler):
         self.offloaded: list[Job] = []
         self.restored: list[Job] = []
         self.attempts = 1
-        self.fast = True
+        self.stuck = False
         while not self.attempt():
-            if not self.offload():
-                raise Stuck
+            self.stuck = not self.offload()
+            if self.stuck:
+                break
             self.attempts += 1
+        limited_by = self.why()
         if self.scheduled and self.starved:
             self.offload()
         self.fast = self.fast and bool(self.scheduled)
@@ -182,8 +83,12 @@ class Transformers(Scheduler):
         # Who lost its seat in the step that gave it one has never had it.
         self.new = [job for job in self.new if job in self.running]
         self.resumed = [job for job in self.resumed if job in self.running]
+        if limited_by == "queue_empty" and self.preempted:
+            limited_by = "preempting"
         return self.decided(
-            new=self.new, resumed=self.resumed, preempted=self.preempted, limited_by=""
+            # They line up oldest first.
+            new=self.new, resumed=self.resumed, preempted=self.preempted[::-1],
+            limited_by=limited_by,
         )
 
     def candidates(self) -> list[Job]:
@@ -192,12 +97,12 @@ class Transformers(Scheduler):
         active = decoding + prefilling
         if self.scheduler_type == "prefill_first":
             active = prefilling + decoding
-        return active if self.frozen else active + self.line()
+        return active if self.frozen else active + self.line(self.queue)
 
-    def line(self) -> list[Job]:
+    def line(self, queue: list[Job]) -> list[Job]:
         """The queue with offloaded and other requests taking turns."""
-        offloaded = [job for job in self.queue if job.stored]
-        fresh = [job for job in self.queue if not job.stored]
+        offloaded = [job for job in queue if job.stored]
+        fresh = [job for job in queue if not job.stored]
         mixed = []
         while offloaded or fresh:
             for kind in (offloaded, fresh):
@@ -207,22 +112,23 @@ class Transformers(Scheduler):
 
     def attempt(self) -> bool:
         """Walk the candidates once; False if nothing was scheduled for want of blocks."""
-        self.starved = []
-        self.fast = True
-        failed = False
-        tokens, seats, reads = self.max_batch_tokens, self.max_requests_per_batch, self.read_budget
-        candidates = self.candidates()
+        self.starved, self.fast, self.stop, failed = [], True, "", False
+        self.closed = self.frozen
+        tokens, places, reads = self.max_batch_tokens, self.max_requests_per_batch, self.read_budget
         scarce = self.free / self.num_blocks < self.safety_margin
         if scarce and self.evict():
             scarce = self.free / self.num_blocks < self.safety_margin
-        for job in candidates:
+        for job in self.candidates():
+            waits = job in self.queue
             if scarce and self.scheduled and not job.decoding:
+                self.stop = "watermark"
                 break
-            if self.allow_block_sharing and job in self.queue and not job.stored:
-                if self.find(job):
-                    self.activate(job)
-            wants = job.tokens + job.in_flight - job.computed
-            count = min(wants, tokens)
+            if waits and len(self.running) >= self.seats:
+                self.stop = "seats"
+                break
+            if waits and self.allow_block_sharing and not job.stored and self.find(job):
+                self.activate(job)
+            count = min(self.wants(job), tokens)
             fast = self.fast and count == 1 and job.computed < self.fast_length
             if not fast and reads < job.computed:
                 continue
@@ -238,12 +144,24 @@ class Transformers(Scheduler):
             self.fast = fast
             tokens -= count
             reads -= job.computed
-            seats -= 1
+            places -= 1
             self.run(job, count)
-            job.decoding = job.computed == job.tokens + job.in_flight
-            if tokens == 0 or (reads <= 0 and not self.fast) or seats == 0:
+            job.decoding = self.wants(job) == 0
+            if waits and len(self.running) >= self.seats:
+                self.stop = "seats"
+            elif tokens == 0:
+                self.stop = "budget"
+            elif places == 0:
+                self.stop = "seats"
+            elif reads <= 0 and not self.fast:
+                self.stop = "reads"
+            if self.stop:
                 break
+        self.left = tokens, reads
         return bool(self.scheduled) or not failed
+
+    def wants(self, job: Job) -> int:
+        return job.tokens + job.in_flight - job.computed
 
     @property
     def fast_length(self) -> int:
@@ -255,12 +173,27 @@ class Transformers(Scheduler):
         (self.resumed if job.ran_before else self.new).append(job)
         job.ran_before = True
 
+    def why(self) -> str:
+        """Why the first that waits was not admitted, apart from those who lost their seat now."""
+        waiting = [job for job in self.queue if job not in self.preempted]
+        if not waiting:
+            return "queue_empty"
+        if self.closed:
+            return "freeze"
+        if self.stop:
+            return self.stop
+        first = self.line(waiting)[0]
+        tokens, reads = self.left
+        single = min(self.wants(first), tokens) == 1 and first.computed < self.fast_length
+        return "reads" if reads < first.computed and not (self.fast and single) else "blocks"
+
     def offload(self) -> bool:
-        """Make room: drop the findable blocks, then take blocks of those who got none, newest first."""
+        """Make room: drop the findable blocks, then take blocks of those who got none."""
         evicted = self.evict()
         if not self.starved:
             return evicted
         victims = []
+        # The newest goes first.
         while self.starved and len(self.running) > 1:
             lacking = sum(
                 self.blocks_of(job.computed + count) - len(job.table) for job, count in self.starved
@@ -272,8 +205,10 @@ class Transformers(Scheduler):
             victims.append((victim, len(victim.table)))
             self.give_back(victim, keep=False)
         for victim, blocks in victims:
-            self.roll_back(victim)
-            if 0 < blocks <= self.cpu_offload_blocks - self.stored:
+            # What the step under way would have brought is lost.
+            victim.computed -= victim.in_flight
+            victim.in_flight = 0
+            if 0 < blocks <= self.swap_blocks - self.stored:
                 victim.stored = blocks
                 self.stored += blocks
                 self.offloaded.append(victim)
@@ -287,51 +222,81 @@ class Transformers(Scheduler):
             self.frozen = True
         return bool(victims) or evicted
 
-    def roll_back(self, victim: Job) -> None:
-        """What the step under way would have brought is lost."""
-        if victim.in_flight:
-            victim.computed -= 1
-            victim.in_flight = 0
-
-    def swap_batches(self, batch: list[Step]) -> list[Step]:
-        """Keep this batch for later; the one whose results are there now."""
-        if not batch:
-            return []
-        before, self.before = self.before, batch
-        for job, *_ in before:
-            job.in_flight = 0
-        for job, samples, _ in batch:
-            job.in_flight = int(samples)
-        return before
-
     def finish(self, stop_after: dict[int, int]) -> dict:
-        """Take in a batch: this one, or with lag the one before, if this one is not empty."""
+        """Take in this batch, or with lag the one before; say what the clients get of this one."""
         batch = []
         for job, count in self.scheduled:
             before = 0 if job in self.restored else job.computed - count
-            complete = job.computed // self.block_size - before // self.block_size
-            batch.append((job, job.decoding, complete))
-        if self.use_async_batching:
-            batch = self.swap_batches(batch)
+            full = job.computed // self.block_size - before // self.block_size
+            batch.append((job, job.decoding, full))
         self.scheduled = []
-        ended = []
-        for job, samples, complete in batch:
+        told = self.deliver(batch, stop_after)
+        if self.use_async_batching:
+            batch, self.before = self.before, batch
+            for job, *_ in batch:
+                job.in_flight = 0
+            for job, samples, _ in self.before:
+                job.in_flight = int(samples)
+        self.ended = []
+        for job, samples, full in batch:
             if job.over or job not in self.running:
                 continue
-            if samples:
-                job.outputs += 1
-            if samples and job.outputs == stop_after[job.id]:
-                ended.append((job, "stop"))
-            elif samples and job.outputs >= job.max_tokens or job.tokens >= self.max_length:
-                ended.append((job, "length"))
+            job.outputs += samples
+            if samples and self.reason(job, job.outputs, stop_after):
+                self.ended.append(job)
             elif self.allow_block_sharing and samples == job.decoding:
-                self.register(job, complete)
-        for job, _ in ended:
+                self.register(job, full)
+        for job in self.ended:
             job.over = True
             self.running.remove(job)
             self.give_back(job, keep=True)
             self.frozen = False
+        return told
+
+    def deliver(self, batch: list[Step], stop_after: dict[int, int]) -> dict:
+        """Each output reaches its client once, in the iteration that computes it."""
+        ended = []
+        for job, samples, _ in batch:
+            number = job.outputs + job.in_flight + 1
+            last = self.reason(job, number - 1, stop_after)
+            if not samples or number <= job.delivered or job.over or last:
+                continue
+            job.delivered = number
+            reason = self.reason(job, number, stop_after)
+            if reason:
+                ended.append((job.id, reason))
         return dict(
-            finished=tuple(job.id for job, _ in ended),
+            finished=tuple(id for id, _ in ended),
             finish_reasons=tuple(reason for _, reason in ended),
         )
+
+    def reason(self, job: Job, outputs: int, stop_after: dict[int, int]) -> str:
+        """Why a request with so many outputs has ended, or nothing."""
+        if outputs and outputs == stop_after[job.id]:
+            return "stop"
+        full = outputs >= job.max_tokens or job.prompt + outputs >= self.max_length
+        return "length" if full else ""
+
+
+@st.composite
+def cases(draw):
+    """A system with a workload; all requests are within sight, for none of them blocks the rest."""
+    # There because it imports this module.
+    from tests.policies.beside import LIMITS, Case, systems, workloads
+
+    block_size, num_blocks, max_length = draw(systems())
+    longest = min(max_length, num_blocks * block_size)
+    knobs = dict(
+        scheduler_type=draw(st.sampled_from(["fifo", "prefill_first"])),
+        max_batch_tokens=draw(st.one_of(st.integers(1, 12), st.integers(8, 64))),
+        max_requests_per_batch=draw(st.sampled_from([1, 2, 3, 4, 5, 6, 6, 6])),
+        max_blocks_per_request=draw(st.sampled_from([0, 0, 1, 2, 4, 32])),
+        safety_margin=draw(st.sampled_from([None, 0.0, 0.0, 0.05, 0.15, 0.3, 0.5])),
+        use_async_batching=draw(st.booleans()),
+        read_budget=draw(st.sampled_from([0, 0, longest, longest + 5])),
+    )
+    swap_blocks = draw(st.sampled_from([0, 1, 3, num_blocks]))
+    workload = draw(workloads(block_size, max_length, LIMITS.rows))
+    return Case(
+        "transformers", knobs, block_size, num_blocks, max_length, workload, swap_blocks
+    )
