@@ -1,6 +1,7 @@
 """An oracle stepped beside its array policy: workloads to draw, and the comparison."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from tests.policies.oracles import sarathi as sarathi_oracle
 from tests.policies.oracles import sglang, tensorrt_llm
 from tests.policies.oracles import vllm_v0 as vllm_v0_oracle
 from tests.policies.oracles import sglang, tensorrt_llm, triton
+from tests.policies.oracles import sglang, tensorrt_llm, transformers
 from tests.policies.oracles.orca import Orca
 from tests.policies.oracles.static import Static
 from tests.policies.oracles.vllm import Vllm
@@ -29,6 +31,7 @@ ORACLES = {
     "sglang": sglang.Sglang, "tensorrt_llm": tensorrt_llm.TensorrtLlm,
     "vllm_v0": vllm_v0_oracle.VllmV0,
     "triton": triton.Triton,
+    "transformers": partial(transformers.Transformers, seats=LIMITS.seats),
 }
 
 
@@ -207,4 +210,5 @@ CASES = {
     "sglang": sglang.cases(), "tensorrt_llm": tensorrt_llm.cases(),
     "vllm_v0": vllm_v0_oracle.cases(),
     "triton": triton.cases(),
+    "transformers": transformers.cases(),
 }
