@@ -12,11 +12,14 @@ from cbjax.core.log import IterationRecord
 from cbjax.core.policy import Policy
 from cbjax.parity.driver import run
 from cbjax.parity.workload import Request, Workload
-from tests.policies.oracles import sarathi as sarathi_oracle
-from tests.policies.oracles import sglang, tensorrt_llm
-from tests.policies.oracles import vllm_v0 as vllm_v0_oracle
-from tests.policies.oracles import sglang, tensorrt_llm, triton
-from tests.policies.oracles import sglang, tensorrt_llm, transformers
+from tests.policies.oracles import (
+    sarathi,
+    sglang,
+    tensorrt_llm,
+    transformers,
+    triton,
+    vllm_v0,
+)
 from tests.policies.oracles.orca import Orca
 from tests.policies.oracles.static import Static
 from tests.policies.oracles.vllm import Vllm
@@ -27,9 +30,9 @@ LIMITS = Limits(
 )
 MAX_LENGTH = 48
 ORACLES = {
-    "vllm": Vllm, "orca": Orca, "static": Static, "sarathi": sarathi_oracle.Sarathi,
+    "vllm": Vllm, "orca": Orca, "static": Static, "sarathi": sarathi.Sarathi,
     "sglang": sglang.Sglang, "tensorrt_llm": tensorrt_llm.TensorrtLlm,
-    "vllm_v0": vllm_v0_oracle.VllmV0,
+    "vllm_v0": vllm_v0.VllmV0,
     "triton": triton.Triton,
     "transformers": partial(transformers.Transformers, seats=LIMITS.seats),
 }
@@ -206,9 +209,9 @@ def static_cases(draw) -> Case:
 
 CASES = {
     "vllm": vllm_cases(), "orca": orca_cases(), "static": static_cases(),
-    "sarathi": sarathi_oracle.cases(),
+    "sarathi": sarathi.cases(),
     "sglang": sglang.cases(), "tensorrt_llm": tensorrt_llm.cases(),
-    "vllm_v0": vllm_v0_oracle.cases(),
+    "vllm_v0": vllm_v0.cases(),
     "triton": triton.cases(),
     "transformers": transformers.cases(),
 }
