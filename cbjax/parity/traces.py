@@ -16,6 +16,10 @@ from cbjax.parity.workload import Workload
 Fields = dict[str, Any]  # by the names of the recording
 
 
+class NotRead(ValueError):
+    """A recording of something that our policy does not do yet; the text says of what."""
+
+
 @dataclass(frozen=True)
 class Trace:
     """One recorded workload and what the original decided on it.

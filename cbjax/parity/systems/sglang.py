@@ -8,7 +8,7 @@ from cbjax import policies
 from cbjax.core.limits import Limits
 from cbjax.core.log import IterationRecord
 from cbjax.core.rows import NO_ROW
-from cbjax.parity.traces import Fields, Format, Trace
+from cbjax.parity.traces import Fields, Format, NotRead, Trace
 from cbjax.parity.workload import Request, Workload
 from cbjax.policies._sglang_ratio import PARTS
 
@@ -35,7 +35,7 @@ def _read(recorded: dict[str, Any]) -> Trace:
     knobs.pop("page_size")
     marked = None if recorded["status"] == "ok" else recorded["error"] or recorded["status"]
     if not knobs.pop("disable_radix_cache"):
-        marked = "it shares prefixes by a radix cache"
+        raise NotRead("disable_radix_cache = false: only recordings without the cache are read")
     requests = tuple(
         Request(one["id"], one["arrival_iteration"], one["prompt_tokens"], one["output_tokens"])
         for one in recorded["requests"]

@@ -8,7 +8,7 @@ from cbjax import policies
 from cbjax.core.limits import Limits
 from cbjax.core.log import IterationRecord
 from cbjax.core.rows import NO_REQUEST, NO_ROW
-from cbjax.parity.traces import Fields, Format, Trace
+from cbjax.parity.traces import Fields, Format, NotRead, Trace
 from cbjax.parity.workload import Request, Workload
 
 # More may be active than a batch holds: a seat for every request.
@@ -27,7 +27,7 @@ def _read(recorded: dict[str, Any]) -> Trace:
     for derived in ("safety_margin_resolved", "cpu_offload_space"):
         knobs.pop(derived)
     if knobs.pop("allow_block_sharing"):
-        raise ValueError("allow_block_sharing = true: only recordings without sharing are read")
+        raise NotRead("allow_block_sharing = true: only recordings without sharing are read")
     requests = tuple(
         Request(one["id"], one["arrival_iteration"], one["prompt_tokens"], one["output_tokens"])
         for one in recorded["requests"]

@@ -5,7 +5,7 @@ from typing import Any
 from cbjax import policies
 from cbjax.core.limits import Limits
 from cbjax.core.log import IterationRecord
-from cbjax.parity.traces import Fields, Format, Trace
+from cbjax.parity.traces import Fields, Format, NotRead, Trace
 from cbjax.parity.workload import Request, Workload
 
 _LIMITS = Limits(
@@ -17,7 +17,7 @@ _LIMITS = Limits(
 def _read(recorded: dict[str, Any]) -> Trace:
     knobs = dict(recorded["knobs"])
     if knobs.pop("async_scheduling"):
-        raise ValueError("async_scheduling = true: only the synchronous scheduler is read")
+        raise NotRead("async_scheduling = true: only the synchronous scheduler is read")
     requests = tuple(
         Request(
             one["id"], one["arrival_iteration"], one["prompt_tokens"], one["output_tokens"],
