@@ -184,4 +184,6 @@ def test_chunked_mode_puts_decodes_before_prompts():
     workload = Workload((Request(0, 0, 20, 4), Request(1, 0, 2, 4)))
     knobs = dict(max_num_batched_tokens=12, max_num_seqs=2, enable_chunked_prefill=True)
     log = log_of(workload, knobs, 20)
-    assert [entry.scheduled for entry in log[:3]] == [((0, 12),), ((0, 8), (1, 2)), ((0, 1), (1, 1))]
+    assert [entry.scheduled for entry in log[:3]] == [
+        ((0, 12),), ((0, 8), (1, 2)), ((0, 1), (1, 1)),
+    ]

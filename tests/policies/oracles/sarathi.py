@@ -252,7 +252,8 @@ class Sarathi(Scheduler):
     def _most(self) -> int:
         if self.whole_prompts:
             return self.budget
-        return max(self._chunk_sizes()) if self.enable_dynamic_chunking_schedule else self.chunk_size
+        dynamic = self.enable_dynamic_chunking_schedule
+        return max(self._chunk_sizes()) if dynamic else self.chunk_size
 
     def _spared(self) -> int:
         if self.reserves_output or not (self.running or self.faithful):
