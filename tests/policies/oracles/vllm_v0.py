@@ -225,6 +225,8 @@ def cases(draw):
     block_size, num_blocks, max_length = draw(systems())
     chunked = draw(st.booleans())
     seats = draw(st.sampled_from([1, 2, 3, 4, 5, 6, 6, 6]))
+    # Small pools, or nobody would ever be swapped out.
+    num_blocks = min(num_blocks, draw(st.sampled_from([64, 32 // block_size, 24 // block_size])))
     least = seats
     if not chunked:
         max_length = draw(st.sampled_from([24, 24, MAX_LENGTH]))
@@ -240,7 +242,7 @@ def cases(draw):
         watermark=watermark,
     )
     swap_blocks = draw(st.sampled_from([0, num_blocks // 2, num_blocks, 3 * num_blocks]))
-    # Who is refused, or held in the window's place, makes room only in the next iteration.
+    # Who is refused makes room in the window only in the next iteration.
     workload = draw(workloads(block_size, max_length, LIMITS.rows))
     return Case(
         "vllm_v0", knobs, block_size, num_blocks, max_length, workload, swap_blocks=swap_blocks
