@@ -58,7 +58,7 @@ class Refusal(Reason):
     )
     POLICY = 5, "the policy refused it"
     QUEUE_FULL = 6, "the queue was full: send it later or raise the queue's size"
-    TIMEOUT = 7, "it waited longer than its queue timeout: send fewer at a time or raise the timeout"
+    TIMEOUT = 7, "it waited longer than its queue timeout: send fewer at once or raise the timeout"
 
 
 class FinishReason(Reason):
