@@ -68,8 +68,13 @@ def commit(
     state = when(jnp.any(leaves), lambda state: vacate(state, leaves), state)
     if state.ending is not None:
         state = replace(state, ending=done)
+    if state.newest is not None:
+        state = replace(state, newest=got)
+    # What was delivered before it was lost is not news.
+    news = got if plan.repeats is None else got & ~plan.repeats
     return state, Emitted(
-        requests=emitted_to, tokens=tokens, emitted=got, finished=reason.astype(jnp.int32),
+        requests=emitted_to, tokens=tokens, emitted=news,
+        finished=jnp.where(news, reason, int(FinishReason.NONE)).astype(jnp.int32),
         num_running=state.num_running,
     )
 

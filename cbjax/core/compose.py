@@ -1,14 +1,14 @@
 """A policy from four small pure functions: order, admit, chunk, victim.
 
 The frame is the same for all: running requests first, in run order, under one token budget; if
-blocks run out, victims give up theirs; in an iteration without victims, waiting requests are
-admitted in the order wanted until the first that may not (head-of-line blocking). What differs
-between many published policies is only:
+blocks run out, victims give up theirs and go back to their place in the queue; in an iteration
+without victims, waiting requests are admitted in the order wanted until the first that may not
+(head-of-line blocking). What differs between many published policies is only:
 
     order(view)                       -> keys [P], or several of them; the smallest is next in line
     admit(view, queue, row, tokens)   -> Offer: what it must own, and why not
     chunk(pending, left)              -> tokens to take of `pending` when `left` are left
-    victim(view, need, freed)         -> who keeps a seat when `need` exceeds the free blocks [S]
+    victim(view, want, budget)        -> Served: shares of the running rows, and who made room
 
 Ready-made ones are in `cbjax.core.parts`. A part with numbers is a `functools.partial`; the numbers
 become knobs of the policy, by their own names, so that they can be swept in one compiled program.
@@ -21,7 +21,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from cbjax.core import parts, rules
-from cbjax.core.limits import Limits, System, blocks_for
+from cbjax.core.decision import Requeue
+from cbjax.core.limits import Limits, System
 from cbjax.core.parts import Part
 from cbjax.core.policy import Policy, require_positive
 from cbjax.core.reasons import LimitedBy
@@ -119,16 +120,11 @@ class _Decide:
     victim: _Part
 
     def __call__(self, knobs: dict[str, Any], state: tuple, view: View):
-        budget, block_size = knobs["max_num_batched_tokens"], view.system.block_size
-        computed, held = view.in_run_order(view.rows.computed), view.in_run_order(view.rows.held)
+        budget = knobs["max_num_batched_tokens"]
+        computed = view.in_run_order(view.rows.computed)
         pending = view.in_run_order(view.rows.known) - computed
-        grant = rules.fill_in_order(self.chunk(knobs, pending, budget), budget)
-        need = jnp.maximum(blocks_for(computed + grant, block_size) - held, 0)
-        need = jnp.where(grant > 0, need, 0)
-        stays = view.seated & self.victim(knobs, view, need, view.in_run_order(view.freed))
-        grant = jnp.where(stays, grant, 0)
-        preempt = view.seated & ~stays
-        preempts = jnp.any(preempt)
+        served = self.victim(knobs, view, self.chunk(knobs, pending, budget), budget)
+        preempts = served.preempted > 0
 
         def offer(row, queue: rules.Queue) -> rules.Offer:
             tokens = self.chunk(knobs, view.rows.known[row], queue.budget)
@@ -139,13 +135,17 @@ class _Decide:
         queue = rules.admit_in_order(
             view,
             rules.start_queue(
-                view, budget=budget - jnp.sum(grant),
-                seats=knobs["max_num_seqs"] - view.num_running,
-                free=view.free_blocks - jnp.sum(jnp.where(stays, need, 0)),
-                grant=view.per_row(grant),
-                kv_tokens=view.per_row(jnp.where(grant > 0, computed + grant, 0)),
+                view, budget=served.budget, seats=knobs["max_num_seqs"] - view.num_running,
+                free=served.free, grant=view.per_row(served.grant),
+                kv_tokens=view.per_row(jnp.where(served.grant > 0, computed + served.grant, 0)),
                 limited_by=jnp.where(preempts, int(LimitedBy.PREEMPTING), 0),
             ),
-            offer, ~preempts, order=self.order(knobs, view),
+            offer, ~preempts, self.order(knobs, view),
         )
-        return rules.decide(view, queue, preempt=view.per_row(preempt)), state
+        decision = rules.decide(
+            view, queue, preempt=view.per_row(view.seated & ~served.stays),
+            preempt_order=view.per_row(served.order),
+            # At the front, two equal requests would take turns at being the victim for ever.
+            requeue=jnp.full(view.rows.held.shape, int(Requeue.KEPT), jnp.int32),
+        )
+        return decision, state

@@ -21,6 +21,12 @@ class Requeue(IntEnum):
     END = 1  # behind all that wait; several in run order, or in `preempt_order` if there is one
     KEPT = 2  # at its old place in the queue
     SWAP_OUT = 3  # at the front, its KV moved to the host pool instead of dropped
+    SWAP_OUT_END = 4  # the same behind all that wait
+
+
+def swaps_out(requeue: Int[Array, "P"]) -> Bool[Array, "P"]:
+    """Places of rows whose KV moves to the host pool."""
+    return (requeue == Requeue.SWAP_OUT) | (requeue == Requeue.SWAP_OUT_END)
 
 
 @jax.tree_util.register_dataclass

@@ -9,14 +9,11 @@ from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
-from jaxtyping import Array, Bool, Int
 
 from cbjax.core import rules, victims
 from cbjax.core.limits import blocks_for
 from cbjax.core.policy import require_positive
 from cbjax.core.reasons import LimitedBy
-from cbjax.core.rows import NO_ROW
 from cbjax.core.view import View
 
 Part = Callable[..., Any]
@@ -25,7 +22,7 @@ Part = Callable[..., Any]
 
 
 def arrival(view: View):
-    """The queue as it stands: by arrival, preempted requests before all others."""
+    """The queue as it stands: by arrival."""
     return view.rows.queue_order
 
 
@@ -109,42 +106,25 @@ def _capped(pending, left, threshold):
     return fcfs_chunks(jnp.minimum(pending, threshold), left)
 
 
-# --- victim: who keeps a seat when blocks run out, along the run order ---
+# --- victim: the running rows' turns, and who goes when blocks run out ---
 
 
-def last_admitted(view: View, need, freed) -> Bool[Array, "S"]:
+def last_admitted(view: View, want, budget) -> victims.Served:
     """The latest admission makes room first."""
-    keep = victims.survivors(need, freed, view.free_blocks, view.seated)
-    return jnp.arange(need.shape[0]) < keep
+    return victims.last_in_line(view, want, budget)
 
 
-def fewest_outputs(view: View, need, freed) -> Bool[Array, "S"]:
+def fewest_outputs(view: View, want, budget) -> victims.Served:
     """Whoever has the fewest output tokens makes room first: the least is recomputed."""
-    rows = view.rows
-    return _give_way(view, need, freed, view.in_run_order(rows.known - rows.prompt))
+    outputs = view.in_run_order(view.rows.known - view.rows.prompt)
+    return victims.serve_in_turn(view, want, budget, -outputs)
 
 
-def lowest_priority(view: View, need, freed) -> Bool[Array, "S"]:
+def lowest_priority(view: View, want, budget) -> victims.Served:
     """Whoever has the greatest priority number makes room first."""
-    return _give_way(view, need, freed, -view.in_run_order(view.rows.priority))
+    return victims.serve_in_turn(view, want, budget, view.in_run_order(view.rows.priority))
 
 
-def none(view: View, need, freed) -> Bool[Array, "S"]:
-    """Nobody: only for requests that own all their blocks from the start."""
-    return view.seated
-
-
-def _give_way(view: View, need, freed, keys: Int[Array, "S"]) -> Bool[Array, "S"]:
-    """Drop the smallest key, of equal ones the latest admission, until the others fit."""
-    place = jnp.arange(keys.shape[0])
-
-    def lacks(stays):
-        free = view.free_blocks + jnp.sum(jnp.where(stays, 0, freed))
-        return jnp.sum(jnp.where(stays, need, 0)) > free
-
-    def drop(stays):
-        least = jnp.min(jnp.where(stays, keys, jnp.iinfo(jnp.int32).max))
-        victim = jnp.max(jnp.where(stays & (keys == least), place, NO_ROW))
-        return stays & (place != victim)
-
-    return lax.while_loop(lacks, drop, view.seated)
+def none(view: View, want, budget) -> victims.Served:
+    """Nobody has to: only for requests that own all their blocks from the start."""
+    return victims.last_in_line(view, want, budget)

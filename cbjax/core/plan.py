@@ -23,6 +23,8 @@ class Plan:
     prefilling: Bool[Array, "S"]  # whether the tokens are prefill
     requests: Int[Array, "P"]  # handle of every row before the decision
     samples: Bool[Array, "P"]  # rows that produce a token in this iteration
+    # Of these, rows that produced it before and lost it; None unless `Traits.drops_in_flight`.
+    repeats: Bool[Array, "P"] | None
     admitted: Bool[Array, "P"]
     resumed: Bool[Array, "P"]  # of these, rows that ran before
     cached: Int[Array, "P"] | None  # tokens that admitted rows found computed; None without sharing

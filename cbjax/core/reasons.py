@@ -34,6 +34,7 @@ class LimitedBy(Reason):
     ROWS = 7, "the waiting window was full, the rest waited in the backlog unseen"
     FREEZE = 8, "the policy froze admission"
     WAIT_TIMER = 9, "the policy waited for more requests or for a timer"
+    READS = 10, "the KV entries that one iteration may read were used up"
 
 
 class Refusal(Reason):

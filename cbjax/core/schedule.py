@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from cbjax.core import blocks as pool
 from cbjax.core import runlist, time
 from cbjax.core.control import when
-from cbjax.core.decision import Decision, Requeue
+from cbjax.core.decision import Decision, Requeue, swaps_out
 from cbjax.core.inbox import Inbox
 from cbjax.core.limits import Limits, blocks_for
 from cbjax.core.plan import Plan
@@ -43,11 +43,14 @@ def schedule(policy: Policy, state: State, inbox: Inbox, limits: Limits) -> tupl
     decision, carried = policy.decide(
         policy.knobs, state.policy, view(state, inbox.backlog, limits)
     )
+    # A number that came from a Python literal is of another type to the compiler: the next call
+    # would be compiled anew.
+    carried = jax.tree.map(lambda leaf: jnp.asarray(leaf).astype(jnp.asarray(leaf).dtype), carried)
     state = replace(state, policy=carried, finished=jnp.int32(0))
     resumed = decision.admit & (state.rows.status != Status.WAITING)
     state = _make_room(state, decision, policy.traits)
     state = _seat(state, decision)
-    return _grant(state, decision, inbox, received, aborted, requests, resumed)
+    return _grant(state, decision, policy.traits, inbox, received, aborted, requests, resumed)
 
 
 def _make_room(state: State, decision: Decision, traits: Traits) -> State:
@@ -64,7 +67,8 @@ def _make_room(state: State, decision: Decision, traits: Traits) -> State:
 def _preempt(state: State, decision: Decision, traits: Traits) -> State:
     """Put preempted rows back into the queue, their KV dropped or moved to the host pool."""
     rows, lost = state.rows, decision.preempt
-    swapped = lost & (decision.requeue == Requeue.SWAP_OUT)
+    swapped = lost & swaps_out(decision.requeue)
+    behind = (decision.requeue == Requeue.END) | (decision.requeue == Requeue.SWAP_OUT_END)
     count = jnp.sum(lost)
     front = state.queue_front - count
     if decision.preempt_order is None:
@@ -72,11 +76,15 @@ def _preempt(state: State, decision: Decision, traits: Traits) -> State:
     else:
         from_front, from_back = count - 1 - decision.preempt_order, decision.preempt_order
     key = jnp.select(
-        [decision.requeue == Requeue.KEPT, decision.requeue == Requeue.END],
+        [decision.requeue == Requeue.KEPT, behind],
         [rows.queue_order, state.queue_back + from_back],
         front + from_front,
     )
     moved = jnp.where(swapped, rows.held, 0)
+    if state.newest is not None and state.ending is not None:
+        dropped = lost & state.newest
+        rows = replace(rows, known=rows.known - dropped, computed=rows.computed - dropped)
+        state = replace(state, ending=state.ending & ~lost)
     return replace(
         state,
         rows=replace(
@@ -136,7 +144,10 @@ def _seat(state: State, decision: Decision) -> State:
     )
 
 
-def _grant(state, decision, inbox: Inbox, received: Received, aborted, requests, resumed):
+def _grant(
+    state: State, decision: Decision, traits: Traits, inbox: Inbox, received: Received, aborted,
+    requests, resumed,
+):
     """Allocate KV, put the grants in flight, and write the plan."""
     old, running = state.rows, state.running
     seated = running != NO_ROW
@@ -178,10 +189,12 @@ def _grant(state, decision, inbox: Inbox, received: Received, aborted, requests,
     unseen = (decision.limited_by == LimitedBy.QUEUE_EMPTY) & (inbox.backlog > 0)
     plan = Plan(
         running=running, grants=grants, fresh=along(fresh),
-        prefilling=prefilling, requests=requests, samples=samples, admitted=decision.admit,
-        resumed=resumed, cached=cached, preempted=decision.preempt,
+        prefilling=prefilling, requests=requests, samples=samples,
+        # Its position was computed before: a preemption took the token back.
+        repeats=samples & (computed <= old.peak) if traits.drops_in_flight else None,
+        admitted=decision.admit, resumed=resumed, cached=cached, preempted=decision.preempt,
         preempt_order=decision.preempt_order,
-        swapped_out=decision.preempt & (decision.requeue == Requeue.SWAP_OUT),
+        swapped_out=decision.preempt & swaps_out(decision.requeue),
         swapped_in=decision.admit & decision.swap_in, refused=decision.refuse,
         entered=received.rows, turned_away=received.refusals, max_tokens=received.max_tokens,
         aborted_requests=aborted, scheduled_tokens=jnp.sum(grants),

@@ -35,6 +35,8 @@ class State:
     swap_free: Int[Array, ""]  # free blocks of the host pool
     # Ended, but seen as running for one more iteration; None without lag.
     ending: Bool[Array, "P"] | None
+    # Got a token in the last iteration; None unless `Traits.drops_in_flight`.
+    newest: Bool[Array, "P"] | None
     finished: Int[Array, ""]  # requests that ended since the last `schedule`
     last_kind: Int[Array, ""]  # IterationKind
     last_duration: Time
@@ -85,13 +87,14 @@ def _empty(limits: Limits, system: System, carried: Any, traits: Traits) -> Stat
         queue_back=jnp.int32(0),
         swap_free=system.swap_blocks,
         ending=jnp.zeros(limits.rows, bool) if traits.lag else None,
+        newest=jnp.zeros(limits.rows, bool) if traits.drops_in_flight else None,
         finished=jnp.int32(0),
         last_kind=jnp.int32(IterationKind.IDLE),
         last_duration=time.zero(),
         clock=time.zero(),
     )
     # The verbs may donate the state: every leaf needs a buffer of its own.
-    return jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), state)
+    return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.asarray(leaf).dtype, copy=True), state)
 
 
 def view(state: State, backlog: Int[Array, ""], limits: Limits) -> View:

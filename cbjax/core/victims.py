@@ -68,7 +68,7 @@ def last_in_line(view: View, want: Int[Array, "S"], budget: Int[Array, ""]) -> S
         budget: tokens of the iteration.
 
     Returns:
-        Who got what; `order` is not set, since the last running row goes first.
+        Who got what; the last running row goes first.
     """
     computed = view.in_run_order(view.rows.computed)
     held = view.in_run_order(view.rows.held)
@@ -79,7 +79,7 @@ def last_in_line(view: View, want: Int[Array, "S"], budget: Int[Array, ""]) -> S
     stays = jnp.arange(need.shape[0]) < keep
     grant = jnp.where(stays, grant, 0)
     return Served(
-        grant=grant, stays=stays, order=jnp.zeros_like(want),
+        grant=grant, stays=stays, order=view.num_running - 1 - jnp.arange(want.shape[0]),
         # Without what victims give back: an iteration that preempts admits nothing.
         free=view.free_blocks - jnp.sum(jnp.where(stays, need, 0)),
         budget=budget - jnp.sum(grant), preempted=view.num_running - keep,

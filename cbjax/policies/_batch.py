@@ -42,7 +42,7 @@ class Forming:
 
 def form(
     view: View, *, most: Int[Array, ""], padded: Bool[Array, ""],
-    urgency: Int[Array, "P"] | None = None,
+    urgency: Int[Array, "P"] | tuple[()] = (),
 ) -> rules.Queue:
     """If nothing runs: the first of the queue that make up a batch, as many as have KV.
 

@@ -71,7 +71,7 @@ class Admission:
         known_ends = self.knobs["ignore_eos"]
         # A chunk is a whole number of pages, except where every end is known.
         piece = jnp.where(known_ends, adder.chunk, adder.chunk - adder.chunk % self.block_size)
-        whole = pages <= adder.chunk
+        whole = jnp.where(known_ends, extend, pages) <= adder.chunk
         other = (~known_ends & (pages >= adder.input) & (adder.size > 0)) | (
             ~whole & (piece <= 0)
         )

@@ -383,7 +383,7 @@ class _Decode:
 
 def _decode(knobs: dict, carried: Carried, view: View, tokens, crossing) -> _Decode:
     """All of the running batch, or what is left of it after retraction."""
-    nobody = jnp.zeros_like(crossing)
+    nobody = jnp.zeros(crossing.shape, bool)
 
     def everyone() -> _Decode:
         ratio = ratios.decay(carried.ratio, knobs["new_token_ratio_decay_steps"])

@@ -75,13 +75,13 @@ def tensorrt_llm(
     ):
         if value not in allowed:
             raise ValueError(f"{name} = {value!r}: choose one of {list(allowed)}")
-    for name, value, meaning in (
+    for name, number, meaning in (
         ("chunk_unit_size", chunk_unit_size, "the block size"),
         ("batch_wait_timeout_ms", batch_wait_timeout_ms, "no wait"),
         ("batch_wait_timeout_iters", batch_wait_timeout_iters, "no wait"),
     ):
-        if int(value) != value or value < 0:
-            raise ValueError(f"{name} = {value!r}: give 0 for {meaning}, or a whole number")
+        if int(number) != number or number < 0:
+            raise ValueError(f"{name} = {number!r}: give 0 for {meaning}, or a whole number")
     if not 0.0 <= batch_wait_max_tokens_ratio <= 1.0:
         raise ValueError(
             f"batch_wait_max_tokens_ratio = {batch_wait_max_tokens_ratio}: give a share of "

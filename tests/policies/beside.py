@@ -1,6 +1,7 @@
 """An oracle stepped beside its array policy: workloads to draw, and the comparison."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
@@ -11,8 +12,14 @@ from cbjax.core.log import IterationRecord
 from cbjax.core.policy import Policy
 from cbjax.parity.driver import run
 from cbjax.parity.workload import Request, Workload
-from tests.policies.oracles import sarathi as sarathi_oracle
-from tests.policies.oracles import sglang, tensorrt_llm, triton
+from tests.policies.oracles import (
+    sarathi,
+    sglang,
+    tensorrt_llm,
+    transformers,
+    triton,
+    vllm_v0,
+)
 from tests.policies.oracles.orca import Orca
 from tests.policies.oracles.static import Static
 from tests.policies.oracles.vllm import Vllm
@@ -23,9 +30,11 @@ LIMITS = Limits(
 )
 MAX_LENGTH = 48
 ORACLES = {
-    "vllm": Vllm, "orca": Orca, "static": Static, "sarathi": sarathi_oracle.Sarathi,
+    "vllm": Vllm, "orca": Orca, "static": Static, "sarathi": sarathi.Sarathi,
     "sglang": sglang.Sglang, "tensorrt_llm": tensorrt_llm.TensorrtLlm,
+    "vllm_v0": vllm_v0.VllmV0,
     "triton": triton.Triton,
+    "transformers": partial(transformers.Transformers, seats=LIMITS.seats),
 }
 
 
@@ -67,7 +76,7 @@ def oracle_log(case: Case, iterations: int = 5000) -> list[dict[str, Any]]:
     log: list[dict[str, Any]] = []
     to_come = requests[:]
     for iteration in range(iterations):
-        if not (to_come or oracle.queue or oracle.running):
+        if not (to_come or oracle.busy):
             return log
         named = {id for when, id in case.workload.aborts if when == iteration}
         # An arrival and its abort in one iteration: it never gets in.
@@ -200,7 +209,9 @@ def static_cases(draw) -> Case:
 
 CASES = {
     "vllm": vllm_cases(), "orca": orca_cases(), "static": static_cases(),
-    "sarathi": sarathi_oracle.cases(),
+    "sarathi": sarathi.cases(),
     "sglang": sglang.cases(), "tensorrt_llm": tensorrt_llm.cases(),
+    "vllm_v0": vllm_v0.cases(),
     "triton": triton.cases(),
+    "transformers": transformers.cases(),
 }

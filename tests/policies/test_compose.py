@@ -24,7 +24,7 @@ from tests.policies.beside import (
     vllm_cases,
     workloads,
 )
-from tests.policies.oracles.composed import Composed, priority_of
+from tests.policies.oracles.composed import Composed
 
 ORACLES["composed"] = Composed
 QUIET = settings(
@@ -37,15 +37,13 @@ PLAIN = dict(
 )
 
 
-# Every two parts meet in one of these; a program is compiled for each.
-ORDERS = ("shortest_prompt_first", "priority", "longest_waiting")
-ADMITS = ("whole_prompt_fits", "first_chunk_fits", "reserves_output")
-CHUNKS = ("fcfs_chunks", "whole_prompts", "capped")
-VICTIMS = ("last_admitted", "fewest_outputs", "lowest_priority")
+# A program is compiled for each; every part is in one of them.
 TOGETHER = [
-    (ORDERS[a], ADMITS[b], CHUNKS[(a + b) % 3], VICTIMS[(a + 2 * b) % 3])
-    for a in range(3)
-    for b in range(3)
+    ("shortest_prompt_first", "whole_prompt_fits", "fcfs_chunks", "last_admitted"),
+    ("priority", "first_chunk_fits", "capped", "lowest_priority"),
+    ("longest_waiting", "first_chunk_fits", "fcfs_chunks", "fewest_outputs"),
+    ("longest_waiting", "whole_prompt_fits", "whole_prompts", "lowest_priority"),
+    ("priority", "reserves_output", "capped", "none"),
 ]
 
 
@@ -68,20 +66,11 @@ def built(order, admit, chunk, victim, watermark=0.0, threshold=0, **numbers):
     )
 
 
-def with_priorities(workload: Workload) -> Workload:
-    return replace(
-        workload,
-        requests=tuple(
-            replace(request, priority=priority_of(request.id)) for request in workload.requests
-        ),
-    )
-
-
 @st.composite
 def composed_cases(draw) -> ComposedCase:
     """Any parts that go together; no more requests than rows where the order is not arrival."""
     block_size, num_blocks, max_length = draw(systems())
-    seats = draw(st.integers(1, 6))
+    seats = draw(st.sampled_from([1, 3, 4, 5, 6]))
     knobs = dict(
         zip(("order", "admit", "chunk", "victim"), draw(st.sampled_from(TOGETHER)), strict=True),
         max_num_seqs=seats,
@@ -92,9 +81,8 @@ def composed_cases(draw) -> ComposedCase:
         knobs["threshold"] = draw(st.sampled_from([1, 3, 7, 16]))
     if knobs["admit"] == "whole_prompt_fits":
         knobs["watermark"] = draw(st.sampled_from([0.0, 0.0, 0.05, 0.2]))
-    workload = with_priorities(draw(workloads(block_size, max_length)))
-    # All that wait must be seen: a sorting policy is exact while nothing waits in the backlog.
-    workload = replace(workload, requests=workload.requests[: LIMITS.rows])
+    # A policy that sorts is exact while nobody waits behind the window.
+    workload = draw(workloads(block_size, max_length, LIMITS.rows))
     return ComposedCase("composed", knobs, block_size, num_blocks, max_length, workload)
 
 
@@ -117,8 +105,9 @@ def test_composed_policy_decides_as_its_oracle(report_line):
         f"composed beside its oracle: {seen['workloads']} workloads, {seen['iterations']} "
         "iterations, 0 differences"
     )
-    for victim in ("last_admitted", "fewest_outputs", "lowest_priority"):
-        assert seen[victim] >= 6, seen
+    for victim in ("fewest_outputs", "lowest_priority"):
+        assert seen[victim] >= 10, seen
+    assert not seen["none"]
 
 
 def test_the_parts_of_vllm_decide_as_vllm(report_line):
@@ -128,7 +117,7 @@ def test_the_parts_of_vllm_decide_as_vllm(report_line):
     @QUIET
     @given(case=vllm_cases())
     def agree(case):
-        knobs = case.knobs | dict(long_prefill_token_threshold=0, watermark=0.0)
+        knobs = case.knobs | dict(long_prefill_token_threshold=0, watermark=0.0, policy="fcfs")
         case = replace(case, knobs=knobs)
         whole = knobs["scheduler_reserve_full_isl"]
         log = array_log(
@@ -177,7 +166,7 @@ def test_a_new_policy_in_a_few_lines():
 
 
 CROWD = Workload(
-    tuple(Request(id, id // 4, 14 - id, 10, priority=priority_of(id)) for id in range(8))
+    tuple(Request(id, id // 4, 14 - id, 10, priority=id * 7 % 4) for id in range(8))
 )
 LONG_AND_SHORT = Workload((Request(0, 0, 22, 2), Request(1, 0, 2, 16)))
 
@@ -267,11 +256,3 @@ def test_impossible_compositions_are_named():
     )
     with pytest.raises(ValueError, match="max_num_batched_tokens = 40 is below max_length = 48"):
         initial_state(whole, LIMITS, system(LIMITS, block_size=4, num_blocks=12, max_length=48))
-
-
-def test_nobody_makes_room_for_requests_that_own_all():
-    knobs = PLAIN | dict(admit="reserves_output")
-    del knobs["watermark"]
-    case = ComposedCase("composed", knobs, 4, 13, 48, CROWD)
-    log = array_log(replace(case, knobs=knobs | dict(victim="none")))
-    assert mismatch(log, oracle_log(case)) is None

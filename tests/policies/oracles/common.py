@@ -49,6 +49,11 @@ class Scheduler:
     def __post_init__(self) -> None:
         self.free = self.num_blocks
 
+    @property
+    def busy(self) -> bool:
+        """Whether any request is inside."""
+        return bool(self.queue or self.running)
+
     def blocks_of(self, tokens: int) -> int:
         full, rest = divmod(tokens, self.block_size)
         return full + (1 if rest else 0)

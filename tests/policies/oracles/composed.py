@@ -1,7 +1,7 @@
 """Composed policies in plain Python: one frame, four rules by name.
 
-Written from the description of the parts: running requests first, then the queue in the order
-wanted until the first that may not. Victims are found one by one.
+Written from the description of the parts: running requests in turn, victims one by one when blocks
+lack, then the queue in the order wanted until the first that may not.
 """
 
 from dataclasses import dataclass, field
@@ -9,11 +9,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tests.policies.oracles.common import Scheduler, Sequence
-
-
-def priority_of(id: int) -> int:
-    """The priority that the drawn requests bear."""
-    return id * 7 % 4
 
 
 @dataclass
@@ -29,45 +24,51 @@ class Composed(Scheduler):
     watermark: float = 0.0
     threshold: int = 0
     iteration: int = -1
-    queued: dict[int, int] = field(default_factory=dict)  # entry into the queue
+    queued: dict[int, int] = field(default_factory=dict)  # iteration of entry into the queue
+    left: int = 0
 
     def schedule(self) -> dict:
         self.iteration += 1
         for sequence in self.queue:
             self.queued.setdefault(sequence.id, self.iteration)
-        left = self.max_num_batched_tokens
-        shares = []
-        for sequence in self.running:
-            wanted = self._chunk(sequence.tokens - sequence.computed, self.max_num_batched_tokens)
-            shares.append((sequence, min(wanted, left)))
-            left -= shares[-1][1]
-        lacking = {sequence.id: self._lacking(sequence, tokens) for sequence, tokens in shares}
+        self.left = self.max_num_batched_tokens
         victims: list[Sequence] = []
-        while sum(lacking[one.id] for one in self.running) > self.free:
-            victims.append(self._victim())
-            self.running.remove(victims[-1])
-            self.drop(victims[-1])
-        for sequence, tokens in shares:
+        for sequence in list(self.running):
+            if self.left == 0:
+                break
             if sequence in victims:
-                sequence.computed = 0
-                self.queued[sequence.id] = self.iteration
-            elif tokens:
-                self.take(sequence, lacking[sequence.id])
-                self.run(sequence, tokens)
-        # Back at the front of the queue in the order in which they ran.
-        victims = [sequence for sequence, _ in shares if sequence in victims]
-        self.queue[:0] = victims
+                continue
+            wanted = self._chunk(sequence.tokens - sequence.computed, self.max_num_batched_tokens)
+            tokens = min(wanted, self.left)
+            lacking = max(self.blocks_of(sequence.computed + tokens) - sequence.blocks, 0)
+            while lacking > self.free and sequence not in victims:
+                victims.append(self._take_away())
+            if sequence in victims:
+                break
+            self.take(sequence, lacking)
+            self.run(sequence, tokens)
+            self.left -= tokens
         new: list[Sequence] = []
         resumed: list[Sequence] = []
-        limited_by = "preempting" if victims else self._admissions(left, new, resumed)
-        return self.decided(
-            new=new, resumed=resumed, preempted=victims[::-1], limited_by=limited_by
-        )
+        limited_by = "preempting" if victims else self._admissions(self.left, new, resumed)
+        return self.decided(new=new, resumed=resumed, preempted=victims, limited_by=limited_by)
 
-    def _lacking(self, sequence: Sequence, tokens: int) -> int:
-        if tokens == 0:
-            return 0
-        return max(self.blocks_of(sequence.computed + tokens) - sequence.blocks, 0)
+    def _take_away(self) -> Sequence:
+        """The next victim goes back to its place in the queue; a turn that it had is undone."""
+        key = {
+            "last_admitted": lambda one: self.running.index(one),
+            "fewest_outputs": lambda one: (-one.outputs, one.id),
+            "lowest_priority": lambda one: (one.priority, one.id),
+        }[self.victim]
+        victim = max(self.running, key=key)
+        self.left += sum(tokens for one, tokens in self.scheduled if one is victim)
+        self.scheduled = [pair for pair in self.scheduled if pair[0] is not victim]
+        self.running.remove(victim)
+        self.drop(victim)
+        victim.computed = 0
+        self.queued[victim.id] = self.iteration
+        self.queue = sorted([*self.queue, victim], key=lambda one: one.id)
+        return victim
 
     def _chunk(self, pending: int, left: int) -> int:
         if self.chunk == "whole_prompts":
@@ -75,20 +76,11 @@ class Composed(Scheduler):
         most = self.threshold if self.chunk == "capped" else pending
         return min(pending, most, left)
 
-    def _victim(self) -> Sequence:
-        if self.victim == "last_admitted":
-            return self.running[-1]
-        key = {
-            "fewest_outputs": lambda one: one.outputs,
-            "lowest_priority": lambda one: -priority_of(one.id),
-        }[self.victim]
-        return min(reversed(self.running), key=key)
-
     def _admissions(self, left: int, new: list[Sequence], resumed: list[Sequence]) -> str:
         key = {
             "arrival": lambda one: 0,
             "shortest_prompt_first": lambda one: one.prompt,
-            "priority": lambda one: priority_of(one.id),
+            "priority": lambda one: one.priority,
             "longest_waiting": lambda one: self.queued[one.id],
         }[self.order]
         for head in sorted(self.queue, key=key):

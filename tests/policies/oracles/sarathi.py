@@ -13,7 +13,11 @@ SCHEDULERS = ("sarathi", "simple_chunking", "vllm", "orca", "faster_transformer"
 
 
 class OriginalRaises(Exception):
-    """The original dies here; what it would decide next is unknown."""
+    """The original dies in this iteration; what it would decide next is unknown."""
+
+    def __init__(self, iteration: int) -> None:
+        super().__init__(iteration)
+        self.iteration = iteration
 
 
 @dataclass
@@ -33,6 +37,8 @@ class Sarathi(Scheduler):
     watermark: float = 0.01
     faithful: bool = False
     turn: str = "prefill"
+    iteration: int = -1
+    waited: bool = False
     used: int = 0
     new: list[Sequence] = field(default_factory=list)
     victims: list[Sequence] = field(default_factory=list)
@@ -63,6 +69,8 @@ class Sarathi(Scheduler):
     def schedule(self) -> dict:
         self.used, self.new, self.victims, self.refused = 0, [], [], []
         self.limited_by = "queue_empty"
+        self.iteration += 1
+        self.waited = bool(self.queue)
         getattr(self, "_" + self.scheduler)()
         if self.faithful and self.scheduled:
             tokens = {sequence.id: tokens for sequence, tokens in self.scheduled}
@@ -132,7 +140,7 @@ class Sarathi(Scheduler):
             self._admit()
 
     def _closed(self, word: str) -> None:
-        self.limited_by = word if self.queue else "queue_empty"
+        self.limited_by = word if self.waited else "queue_empty"
 
     def _count(self, sequence: Sequence, tokens: int) -> None:
         self.run(sequence, tokens)
@@ -186,7 +194,7 @@ class Sarathi(Scheduler):
             # A victim that is not reset has its prompt behind it.
             tokens = min(max(sequence.prompt - sequence.computed, 0), size - self.used)
             if tokens < 0:
-                raise OriginalRaises("a negative chunk")
+                raise OriginalRaises(self.iteration)  # it asserts that no chunk is negative
             return tokens
         return max(min(sequence.tokens - sequence.computed, size - self.used), 0)
 
@@ -207,7 +215,7 @@ class Sarathi(Scheduler):
         else:
             return False
         if head in self.not_reset:
-            raise OriginalRaises("a victim that is not reset is too long")
+            raise OriginalRaises(self.iteration)  # no such transition for who is not reset
         self.queue.remove(head)
         self.refused.append((head.id, word))
         return True

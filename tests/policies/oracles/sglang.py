@@ -221,7 +221,8 @@ class Sglang(Memory):
 
     def _admit(self, run: list[Member]) -> list[Member]:
         started = []
-        for member in list(self.queue):
+        waiting = list(self.queue)
+        for member in waiting:
             if self.full:
                 self.limited_by = "freeze"
                 return started
@@ -244,7 +245,7 @@ class Sglang(Memory):
             if answer == "no_token":
                 self.full = True
             if answer != "continue":
-                if self.queue:
+                if member is not waiting[-1]:
                     self.limited_by = WORDS[answer]
                 return started
         return started
@@ -283,9 +284,14 @@ class Sglang(Memory):
         pages = self.whole_pages(member.extend)
         if not self._known_ends() and pages >= self.left_input and run:
             return "other"
-        if pages > self.left_chunk and self._chunk() <= 0:
+        if not self._whole(member) and self._chunk() <= 0:
             return "other"
         return "takes"
+
+    def _whole(self, member: Member) -> bool:
+        # A chunk that is no whole number of pages need not be cut for the page's sake.
+        least = member.extend if self._known_ends() else self.whole_pages(member.extend)
+        return least <= self.left_chunk
 
     def _chunk(self) -> int:
         if self._known_ends():
@@ -295,7 +301,7 @@ class Sglang(Memory):
     def _add(self, member: Member, run: list[Member]) -> None:
         self.lock(member)
         run.append(member)
-        if self.whole_pages(member.extend) <= self.left_chunk:
+        if self._whole(member):
             self._charge(member.extend, min(member.max_tokens, CLIP))
         else:
             assert self.chunked is None

@@ -133,7 +133,9 @@ def cases(draw):
     knobs = dict(
         max_batch_size=most,
         preferred_batch_size=tuple(draw(st.sets(st.integers(1, most), max_size=2))),
-        max_queue_delay_microseconds=int(draw(st.sampled_from([0, 0.5, 2, 5])) * SECOND),
+        max_queue_delay_microseconds=draw(
+            st.sampled_from([0, SECOND // 2, 2 * SECOND, 5 * SECOND])
+        ),
         priority_levels=levels, default_priority_level=draw(st.integers(min(levels, 1), levels)),
         timeout_action=draw(st.sampled_from(["REJECT", "DELAY"])),
         default_timeout_microseconds=timeout * SECOND,
