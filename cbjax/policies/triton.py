@@ -28,7 +28,7 @@ _MICRO = 1_000_000
 
 def triton(
     max_batch_size: int = 8,
-    preferred_batch_size: tuple[int, ...] = (),
+    preferred_batch_size: tuple[int, ...] | None = None,
     max_queue_delay_microseconds: int = 0,
     priority_levels: int = 0,
     default_priority_level: int = 0,
@@ -69,7 +69,7 @@ def triton(
     the batcher chapter of its user guide.
     """
     require_positive(max_batch_size=max_batch_size)
-    sizes = sorted(set(preferred_batch_size)) or [max_batch_size]
+    sizes = sorted(set(preferred_batch_size or ())) or [max_batch_size]
     if sizes[0] < 1 or sizes[-1] > max_batch_size or len(sizes) > _SIZES:
         raise ValueError(
             f"preferred_batch_size = {preferred_batch_size!r}: give at most {_SIZES} sizes from 1 "

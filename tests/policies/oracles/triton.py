@@ -19,7 +19,7 @@ SECOND = 1_000_000
 class Triton(Static):
     """Knobs by the names of the model configuration."""
 
-    preferred_batch_size: tuple[int, ...] = ()
+    preferred_batch_size: tuple[int, ...] | None = None
     max_queue_delay_microseconds: int = 0
     priority_levels: int = 0
     default_priority_level: int = 0
