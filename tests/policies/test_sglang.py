@@ -132,7 +132,7 @@ def test_finished_requests_keep_their_place_only_by_option():
 
 def test_mixed_decodes_are_admitted_without_memory_only_by_option():
     # Pages of 4; the running request needs a new page in the iteration in which 1 arrives.
-    work = requests((0, 7, 12), (2, 5, 2))
+    work = requests((0, 7, 12), (2, 5, 4))
     mixed = dict(block_size=4, num_blocks=5, enable_mixed_chunk=True)
     assert log_of(work, **mixed)[2].new == ()
     assert log_of(work, **mixed, check_memory=False)[2].new == (1,)
@@ -140,7 +140,7 @@ def test_mixed_decodes_are_admitted_without_memory_only_by_option():
 
 def test_the_last_running_request_goes_on_and_the_half_computed_one_gives_way():
     log = log_of(
-        requests((0, 4, 20), (1, 20, 3)), num_blocks=24, chunked_prefill_size=6,
+        requests((0, 4, 14), (1, 10, 1)), num_blocks=17, chunked_prefill_size=2,
         enable_mixed_chunk=True,
     )
     victims = [entry for entry in log if entry.preempted]
