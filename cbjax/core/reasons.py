@@ -57,6 +57,10 @@ class Refusal(Reason):
         "iteration: shorten it, raise the iteration's tokens or choose a policy that chunks",
     )
     POLICY = 5, "the policy refused it"
+    OVERLOADED = 6, "as many requests as the policy takes were already inside: send it again later"
+    INPUT_TOO_LONG = 7, "the prompt has more tokens than the policy takes: shorten it"
+    CUT = 8, "the policy ended it after the most tokens that it reserves KV for"
+    KV_OVERFLOW = 9, "the KV cache overflowed, and the policy then ends everything that runs"
 
 
 class FinishReason(Reason):

@@ -12,7 +12,7 @@ from cbjax.core.policy import Policy
 from cbjax.parity.driver import run
 from cbjax.parity.workload import Request, Workload
 from tests.policies.oracles import sarathi as sarathi_oracle
-from tests.policies.oracles import sglang, tensorrt_llm
+from tests.policies.oracles import sglang, tensorrt_llm, tgi
 from tests.policies.oracles.orca import Orca
 from tests.policies.oracles.static import Static
 from tests.policies.oracles.vllm import Vllm
@@ -25,6 +25,7 @@ MAX_LENGTH = 48
 ORACLES = {
     "vllm": Vllm, "orca": Orca, "static": Static, "sarathi": sarathi_oracle.Sarathi,
     "sglang": sglang.Sglang, "tensorrt_llm": tensorrt_llm.TensorrtLlm,
+    "tgi": tgi.Tgi,
 }
 
 
@@ -92,8 +93,6 @@ def mismatch(log: list[IterationRecord], oracle: list[dict[str, Any]]) -> str | 
     for ours, theirs in zip(log, oracle, strict=False):
         for name, expected in theirs.items():
             value = getattr(ours, name)
-            if name == "refused":
-                value = tuple(sorted(value))
             if name == "refused":
                 value = tuple(sorted(value))
             if name == "queue":
@@ -197,4 +196,5 @@ CASES = {
     "vllm": vllm_cases(), "orca": orca_cases(), "static": static_cases(),
     "sarathi": sarathi_oracle.cases(),
     "sglang": sglang.cases(), "tensorrt_llm": tensorrt_llm.cases(),
+    "tgi": tgi.cases(),
 }
