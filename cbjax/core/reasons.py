@@ -60,6 +60,10 @@ class Refusal(Reason):
     POLICY = 5, "the policy refused it"
     QUEUE_FULL = 6, "the queue was full: send it later or raise the queue's size"
     TIMEOUT = 7, "it waited longer than its queue timeout: send fewer at once or raise the timeout"
+    OVERLOADED = 8, "as many requests as the policy takes were already inside: send it again later"
+    INPUT_TOO_LONG = 9, "the prompt has more tokens than the policy takes: shorten it"
+    CUT = 10, "the policy ended it after the most tokens that it reserves KV for"
+    KV_OVERFLOW = 11, "the KV cache overflowed, and the policy then ends everything that runs"
 
 
 class FinishReason(Reason):

@@ -29,7 +29,7 @@ class Decode:
 
 def decode(knobs: dict, carried: Carried, view: View, tokens, crossing) -> Decode:
     """All of the running batch, or what is left of it after retraction."""
-    nobody = jnp.zeros_like(crossing)
+    nobody = jnp.zeros(crossing.shape, bool)
 
     def everyone() -> Decode:
         ratio = ratios.decay(carried.ratio, knobs["new_token_ratio_decay_steps"])

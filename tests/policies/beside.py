@@ -16,6 +16,7 @@ from tests.policies.oracles import (
     sarathi,
     sglang,
     tensorrt_llm,
+    tgi,
     transformers,
     triton,
     vllm_v0,
@@ -35,6 +36,7 @@ ORACLES = {
     "vllm_v0": vllm_v0.VllmV0,
     "triton": triton.Triton,
     "transformers": partial(transformers.Transformers, seats=LIMITS.seats),
+    "tgi": tgi.Tgi,
 }
 
 
@@ -106,8 +108,6 @@ def mismatch(log: list[IterationRecord], oracle: list[dict[str, Any]]) -> str | 
     for ours, theirs in zip(log, oracle, strict=False):
         for name, expected in theirs.items():
             value = getattr(ours, name)
-            if name == "refused":
-                value = tuple(sorted(value))
             if name == "refused":
                 value = tuple(sorted(value))
             if name == "queue":
@@ -214,4 +214,5 @@ CASES = {
     "vllm_v0": vllm_v0.cases(),
     "triton": triton.cases(),
     "transformers": transformers.cases(),
+    "tgi": tgi.cases(),
 }
