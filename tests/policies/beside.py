@@ -188,11 +188,14 @@ def vllm_cases(draw) -> Case:
     return Case("vllm", knobs, block_size, num_blocks, max_length, workload)
 
 
+RESERVATIONS = st.sampled_from(["oracle", "pow2", "max"])
+
+
 @st.composite
 def orca_cases(draw) -> Case:
     """An Orca system with a workload."""
     numbers = draw(systems())
-    knobs = dict(max_bs=draw(st.integers(1, LIMITS.seats)))
+    knobs = dict(max_bs=draw(st.integers(1, LIMITS.seats)), reservation=draw(RESERVATIONS))
     return Case("orca", knobs, *numbers, draw(workloads(numbers[0], numbers[2])))
 
 
@@ -202,7 +205,7 @@ def static_cases(draw) -> Case:
     numbers = draw(systems())
     knobs = dict(
         max_batch_size=draw(st.integers(1, LIMITS.seats)),
-        padding=draw(st.sampled_from(["padded", "ragged"])),
+        padding=draw(st.sampled_from(["padded", "ragged"])), reservation=draw(RESERVATIONS),
     )
     return Case("static", knobs, *numbers, draw(workloads(numbers[0], numbers[2])))
 
