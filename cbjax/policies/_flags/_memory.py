@@ -123,8 +123,8 @@ def tgi_blocks(memory: Memory, fraction: float, wiggle_room: float = 0.9) -> int
 
     Source: text-generation-inference 3.3.7, `get_cuda_free_memory` and `warmup`.
     """
-    left = memory.free - memory.others - memory.measured_blocks * memory.block
-    left = max(0, left - (1 - fraction) * memory.total)
+    free = memory.free - memory.others - memory.measured_blocks * memory.block
+    left = max(0, free - (1 - fraction) * memory.total)
     return int((left * wiggle_room) // memory.block) + memory.measured_blocks
 
 

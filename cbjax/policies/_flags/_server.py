@@ -53,6 +53,18 @@ class Server:
         return int(policy.knobs[policy.seats])
 
     @property
+    def block_size(self) -> int:
+        """Token positions per KV block; every system has a default."""
+        assert self.settings.block_size is not None
+        return self.settings.block_size
+
+    @property
+    def memory_fraction(self) -> float:
+        """The memory flag, for systems with a default for it."""
+        assert self.settings.memory_fraction is not None
+        return self.settings.memory_fraction
+
+    @property
     def changed(self) -> dict[str, Any]:
         """The knobs that differ from the policy's defaults."""
         known = knobs_of(self.system)
@@ -93,6 +105,8 @@ class Server:
         texts = [f"policy={policy.name}", f"seats={self.seats}"]
         if policy.budget:
             texts.append(f"budget={int(policy.knobs[policy.budget])}")
+        else:
+            texts.append("budget=null")
         said = {policy.seats, policy.budget}
         texts += [
             f"policy.{name}={_in_yaml(value)}"

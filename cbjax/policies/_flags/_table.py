@@ -43,6 +43,18 @@ class Settings:
     pool_tokens: int | None = None
     swap_bytes: int | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("max_length", "block_size", "num_blocks", "kv_bytes", "pool_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} = {value}: give a whole number of at least 1")
+        if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
+            raise ValueError(
+                f"memory_fraction = {self.memory_fraction}: give a share, 0 < share <= 1"
+            )
+        if self.swap_bytes is not None and self.swap_bytes < 0:
+            raise ValueError(f"swap_bytes = {self.swap_bytes}: give 0 for none, or more")
+
 
 @dataclass(frozen=True)
 class Flag:

@@ -34,12 +34,12 @@ def _finish(knobs: dict[str, Any], settings: dict[str, Any]) -> None:
 
 def _given(server: Server) -> int | None:
     pool = server.settings.pool_tokens
-    return None if pool is None else _dealt(server.knobs, pool)[0] // server.settings.block_size
+    return None if pool is None else _dealt(server.knobs, pool)[0] // server.block_size
 
 
 def _blocks(server: Server, memory: Memory) -> int:
     pool = server.settings.pool_tokens or memory.context
-    return _dealt(server.knobs, pool)[0] // server.settings.block_size
+    return _dealt(server.knobs, pool)[0] // server.block_size
 
 
 TABLE = Table(

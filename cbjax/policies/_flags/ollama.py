@@ -12,7 +12,7 @@ from cbjax.policies._flags._values import whole
 def _pool(server: Server, context: int) -> int:
     """Every slot has a context of its own."""
     slots = server.knobs["num_parallel"]
-    return llama_cells(context * slots, slots, unified=False)[0] // server.settings.block_size
+    return llama_cells(context * slots, slots, unified=False)[0] // server.block_size
 
 
 def _given(server: Server) -> int | None:

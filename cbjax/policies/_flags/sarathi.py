@@ -53,7 +53,7 @@ def _bool_word(on: bool) -> str:
 
 
 def _blocks(server: Server, memory: Memory) -> int:
-    return peak_blocks(memory, server.settings.memory_fraction or 0.0)
+    return peak_blocks(memory, server.memory_fraction)
 
 
 TABLE = Table(

@@ -15,8 +15,8 @@ _RADIX = "disable_radix_cache"
 
 
 def _given(server: Server) -> int | None:
-    settings = server.settings
-    return None if settings.pool_tokens is None else settings.pool_tokens // settings.block_size
+    tokens = server.settings.pool_tokens
+    return None if tokens is None else tokens // server.block_size
 
 
 def _blocks(server: Server, memory: Memory) -> int:
@@ -26,7 +26,7 @@ def _blocks(server: Server, memory: Memory) -> int:
         fraction = sglang_fraction(
             memory.total, knobs["chunked_prefill_size"], knobs["max_prefill_tokens"]
         )
-    return sglang_blocks(memory, fraction, settings.block_size, settings.pool_tokens)
+    return sglang_blocks(memory, fraction, server.block_size, settings.pool_tokens)
 
 
 TABLE = Table(

@@ -1,9 +1,10 @@
 """`trtllm-serve MODEL`.
 
-The capacity policy, the chunk order and the batch wait are not flags: they stand in the YAML file of
-`--config`, which is not read here.
+The capacity policy, the chunk order and the batch wait are not flags: they stand in the YAML file
+of `--config`, which is not read here.
 
-Source: TensorRT-LLM main, `tensorrt_llm/commands/serve.py`, `_torch/pyexecutor/resource_manager.py`.
+Source: TensorRT-LLM main, `tensorrt_llm/commands/serve.py` and
+`tensorrt_llm/_torch/pyexecutor/resource_manager.py`.
 """
 
 from cbjax.policies._flags._memory import Memory, tensorrt_llm_blocks
@@ -13,8 +14,7 @@ from cbjax.policies._flags._values import real, whole
 
 
 def _blocks(server: Server, memory: Memory) -> int:
-    settings = server.settings
-    return tensorrt_llm_blocks(memory, settings.memory_fraction, settings.block_size)
+    return tensorrt_llm_blocks(memory, server.memory_fraction, server.block_size)
 
 
 TABLE = Table(

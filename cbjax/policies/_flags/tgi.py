@@ -30,7 +30,7 @@ def _finish(knobs: dict[str, Any], settings: dict[str, Any]) -> None:
 
 
 def _blocks(server: Server, memory: Memory) -> int:
-    return tgi_blocks(memory, server.settings.memory_fraction)
+    return tgi_blocks(memory, server.memory_fraction)
 
 
 _FLAGS = (

@@ -13,7 +13,7 @@ from cbjax.policies._flags._values import real, whole
 
 
 def _blocks(server: Server, memory: Memory) -> int:
-    return transformers_blocks(memory, server.settings.memory_fraction)
+    return transformers_blocks(memory, server.memory_fraction)
 
 
 TABLE = Table(

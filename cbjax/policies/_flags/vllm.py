@@ -41,7 +41,7 @@ def _finish(knobs: dict[str, Any], settings: dict[str, Any]) -> None:
 def _blocks(server: Server, memory: Memory) -> int:
     if server.settings.kv_bytes is not None:
         return vllm_blocks_in(memory, server.settings.kv_bytes)
-    return vllm_blocks(memory, server.settings.memory_fraction)
+    return vllm_blocks(memory, server.memory_fraction)
 
 
 # What the two engines share.
@@ -64,6 +64,9 @@ SHARED = (
     *refuse(_UNKNOWN, "--num-lookahead-slots", unless=("0",)),
     *refuse_switch("the number of adapters bounds a batch, which is not modelled", "--enable-lora"),
 )
+CHUNKED = on_off(
+    "--enable-chunked-prefill", "--no-enable-chunked-prefill", "enable_chunked_prefill"
+)
 VALUES = """
 --host --port --uds --api-key --root-path --uvicorn-log-level --chat-template --response-role
 --chat-template-content-format --tool-call-parser --tool-parser-plugin --reasoning-parser
@@ -75,8 +78,8 @@ VALUES = """
 --override-generation-config --tensor-parallel-size -tp --distributed-executor-backend
 --max-parallel-loading-workers --worker-cls --worker-extension-cls --device --cpu-offload-gb
 --limit-mm-per-prompt --mm-processor-kwargs --otlp-traces-endpoint --compilation-config -O
---additional-config --logits-processor-pattern --allowed-local-media-path --served-model-name
---lora-modules --collect-detailed-traces --show-hidden-metrics-for-version
+--additional-config --logits-processor-pattern --allowed-local-media-path
+--collect-detailed-traces --show-hidden-metrics-for-version
 """
 SWITCHES = """
 --trust-remote-code --enforce-eager --disable-log-stats --disable-log-requests
@@ -86,7 +89,10 @@ SWITCHES = """
 --allow-credentials --return-tokens-as-token-ids --enable-prompt-tokens-details
 --enable-server-load-tracking -O0 -O1 -O2 -O3
 """
-LISTS = "--middleware --allowed-origins --allowed-methods --allowed-headers"
+LISTS = """
+--served-model-name --lora-modules --middleware --allowed-origins --allowed-methods
+--allowed-headers
+"""
 
 TABLE = Table(
     commands=SERVE,
@@ -102,7 +108,7 @@ TABLE = Table(
             read=lambda word: human(word) - 1, write=lambda blocks: str(blocks + 1),
         ),
         Flag("--kv-cache-memory-bytes --kv-cache-memory", setting="kv_bytes", read=human),
-        *on_off("--enable-chunked-prefill", "--no-enable-chunked-prefill", "enable_chunked_prefill"),
+        *CHUNKED,
         *on_off("--enable-prefix-caching", "--no-enable-prefix-caching", "enable_prefix_caching"),
         *on_off(
             "--scheduler-reserve-full-isl", "--no-scheduler-reserve-full-isl",
@@ -145,7 +151,8 @@ TABLE = Table(
 --kv-sharing-fast-prefill --aggregate-engine-logging --use-tqdm-on-load
 --trust-request-chat-template --exclude-tools-when-tool-choice-none --enable-force-include-usage
 --enable-tokenizer-info-endpoint --enable-log-outputs --enable-log-deltas --log-error-stack
---tokens-only --disable-uvicorn-access-log --enable-ssl-refresh --enable-offline-docs --no-async-scheduling
+--tokens-only --disable-uvicorn-access-log --enable-ssl-refresh --enable-offline-docs
+--no-async-scheduling
 """,
     lists=LISTS + " --cudagraph-capture-sizes --cuda-graph-sizes --logits-processors",
     blocks=_blocks,

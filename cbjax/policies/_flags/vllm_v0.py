@@ -7,9 +7,9 @@ from typing import Any
 
 from cbjax.policies._flags._memory import Memory, peak_blocks
 from cbjax.policies._flags._server import Server
-from cbjax.policies._flags._table import Flag, Settings, Table, on_off, refuse
+from cbjax.policies._flags._table import Flag, Settings, Table, refuse, refuse_switch
 from cbjax.policies._flags._values import as_gibibytes, gibibytes, human, real
-from cbjax.policies._flags.vllm import LISTS, SERVE, SHARED, SWITCHES, VALUES
+from cbjax.policies._flags.vllm import CHUNKED, LISTS, SERVE, SHARED, SWITCHES, VALUES
 
 _LONG = 32768  # chunks are on by default for longer sequences
 _UNKNOWN = "it changes what is scheduled and is not modelled; remove it"
@@ -25,7 +25,7 @@ def _finish(knobs: dict[str, Any], settings: dict[str, Any]) -> None:
 
 
 def _blocks(server: Server, memory: Memory) -> int:
-    return peak_blocks(memory, server.settings.memory_fraction)
+    return peak_blocks(memory, server.memory_fraction)
 
 
 TABLE = Table(
@@ -39,7 +39,7 @@ TABLE = Table(
         *SHARED,
         Flag("--num-gpu-blocks-override", setting="num_blocks", read=human),
         Flag("--swap-space", setting="swap_bytes", read=gibibytes, write=as_gibibytes),
-        *on_off("--enable-chunked-prefill", "--no-enable-chunked-prefill", "enable_chunked_prefill"),
+        *CHUNKED,
         Flag("--preemption-mode", "preemption_mode"),
         Flag("--scheduler-delay-factor", "scheduler_delay_factor", read=real),
         *refuse("priorities are modelled for V1 only", "--scheduling-policy", unless=("fcfs",)),
@@ -52,7 +52,7 @@ TABLE = Table(
             "speculative decoding is not modelled; remove it", "--speculative-model",
             "--num-speculative-tokens", "--ngram-prompt-lookup-max",
         ),
-        Flag("--enable-prefix-caching", refused="prefix sharing is modelled for V1 only", const=True),
+        *refuse_switch("prefix sharing is modelled for V1 only", "--enable-prefix-caching"),
     ),
     values=VALUES + """
 --max-seq-len-to-capture --guided-decoding-backend --tokenizer-pool-size --tokenizer-pool-type
