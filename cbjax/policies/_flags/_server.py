@@ -18,7 +18,7 @@ class Server:
         system: the server, a file of `cbjax/policies/_flags`.
         knobs: all knobs of its policy; those left out are filled with the policy's defaults.
         settings: what is not the policy's; defaults of the system are filled in.
-        ignored: flags that say nothing about scheduling, as written.
+        ignored: flags that say nothing about scheduling, as written; variables come first.
         notes: where the server decides by itself what nobody said; not compared.
 
     Raises:
@@ -39,6 +39,8 @@ class Server:
                 raise FlagsError(f"{name}: {self.system} has no such knob, only {', '.join(known)}")
         object.__setattr__(self, "knobs", {**known, **self.knobs})
         object.__setattr__(self, "settings", filled(self.system, self.settings))
+        in_order = sorted(self.ignored, key=lambda text: text.startswith("-"))
+        object.__setattr__(self, "ignored", tuple(in_order))
         self.policy  # noqa: B018  # a value that the policy refuses is refused here
 
     @property
