@@ -56,7 +56,7 @@ def test_glued_and_unknown_short_forms_are_not_guessed():
 @given(st.fixed_dictionaries({}, optional={
     "-c": st.integers(1, 10**6), "-np": st.integers(1, 64), "-b": st.integers(64, 8192),
     "-ub": st.integers(1, 512),
-}), st.sets(st.sampled_from(["-kvu", "-nocb", "--jinja"])))
+}), st.sets(st.sampled_from(["-kvu", "-nocb", "--cache-prompt", "--jinja"])))
 def test_llama_there_and_back(values, switches):
     words = [part for name, value in values.items() for part in (name, str(value))]
     check_round_trip(from_flags(["llama-server", "-m", "m.gguf", *words, *sorted(switches)]))

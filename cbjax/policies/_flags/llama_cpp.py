@@ -8,7 +8,7 @@ from typing import Any
 from cbjax.policies._flags._memory import Memory, llama_cells
 from cbjax.policies._flags._server import Server
 from cbjax.policies._flags._table import Flag, Settings, Table, on_off, refuse, refuse_switch
-from cbjax.policies._flags._values import truth, whole
+from cbjax.policies._flags._values import real, truth, whole
 
 _AUTO, _AUTO_SLOTS = -1, 4
 _SPECULATION = "speculative decoding is not modelled; remove it"
@@ -54,6 +54,8 @@ TABLE = Table(
         Flag("-b --batch-size", "n_batch", read=whole, env="LLAMA_ARG_BATCH"),
         *on_off("-kvu --kv-unified", "-no-kvu --no-kv-unified", "kv_unified"),
         *on_off("-cb --cont-batching", "-nocb --no-cont-batching", "cont_batching"),
+        *on_off("--cache-prompt", "--no-cache-prompt", "cache_prompt"),
+        Flag("-sps --slot-prompt-similarity", "slot_prompt_similarity", read=real),
         *on_off("--context-shift", "--no-context-shift", "context_shift"),
         Flag(knob="kv_unified", env="LLAMA_ARG_KV_UNIFIED", read=truth),
         Flag(knob="cont_batching", env="LLAMA_ARG_CONT_BATCHING", read=truth),
@@ -81,7 +83,7 @@ TABLE = Table(
 -ctxcp --ctx-checkpoints --swa-checkpoints -cram --cache-ram -r --reverse-prompt --pooling
 -mm --mmproj -mmu --mmproj-url -a --alias --host --port --path --api-prefix --api-key
 --api-key-file --ssl-key-file --ssl-cert-file --chat-template-kwargs -to --timeout
---threads-http --slot-save-path -sps --slot-prompt-similarity --chat-template
+--threads-http --slot-save-path --chat-template
 --chat-template-file --reasoning-format -rea --reasoning --reasoning-budget --reasoning-effort
 """,
     switches="""
@@ -90,13 +92,13 @@ TABLE = Table(
 --no-op-offload --log-disable -v --verbose --log-verbose --offline --log-prefix --no-log-prefix
 --log-timestamps --no-log-timestamps --ignore-eos --cache-idle-slots --no-cache-idle-slots
 -sp --special --warmup --no-warmup --mmproj-auto --no-mmproj --no-mmproj-auto --mmproj-offload
---no-mmproj-offload --ui --webui --no-ui --no-webui --cache-prompt --no-cache-prompt --metrics
+--no-mmproj-offload --ui --webui --no-ui --no-webui --metrics
 --props --slots --no-slots --jinja --no-jinja
 """,
     given=_given,
     blocks=_blocks,
     finish=_finish,
-    notes={"cache_prompt": "a slot keeps its last prompt there; here nothing is found again"},
+    notes={"cache_prompt": "on by default there; off here, because it needs token ids"},
     env_prefix="LLAMA_ARG_",
     env_ignored="LLAMA_ARG_THREADS LLAMA_ARG_HOST LLAMA_ARG_PORT LLAMA_ARG_N_GPU_LAYERS "
     "LLAMA_ARG_UBATCH LLAMA_ARG_FLASH_ATTN LLAMA_ARG_N_PREDICT LLAMA_ARG_ENDPOINT_METRICS",
