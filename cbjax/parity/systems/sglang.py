@@ -73,7 +73,8 @@ def _watch(state, plan) -> dict[str, Any]:
     if state.blocks.cache is not None:
         evictable = jnp.sum(state.blocks.cache.registered & (state.blocks.refs == 0))
     return dict(
-        evictable=evictable, kind=kind, decodes=jnp.where(mixed, carried.last_size - prefills, 0), full=carried.full,
+        evictable=evictable, kind=kind, full=carried.full,
+        decodes=jnp.where(mixed, carried.last_size - prefills, 0),
         ratio=carried.ratio.now, ghosts=carried.ghosts, ahead=state.ending is not None,
         chunked=jnp.where(carried.chunked == NO_ROW, -1, state.rows.request[carried.chunked]),
     )
