@@ -52,7 +52,7 @@ class Adder:
     order: Int[Array, "P"]  # order among them
     gone: Int[Array, ""]  # how many they are
     ends: Ends
-    pool: Pool | None  # if prefixes are shared
+    pool: Any  # Pool, if prefixes are shared; else None
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Admission:
     def offer(self, row, queue: rules.Queue) -> rules.Offer:
         """Whether the request fits seats, memory and budgets, and how much of it."""
         adder: Adder = queue.extra
-        hits = self._hits(adder.pool, row)
+        hits = None if adder.pool is None else self._hits(adder.pool, row)
         extend = self.tokens[row]
         taken: Any = 0
         if hits is not None:
@@ -137,10 +137,8 @@ class Admission:
             tokens, hits.count * self.block_size + tokens, limited_by, take=take
         )
 
-    def _hits(self, pool: Pool | None, row) -> _Hits | None:
+    def _hits(self, pool: Pool, row) -> _Hits:
         """What it would find if it were admitted: one token is left to compute."""
-        if pool is None:
-            return None
         found, count = trees.match(
             pool, self.view.token_ids[row], self.tokens[row] - 1, self.block_size
         )
