@@ -106,6 +106,62 @@ def test_tokens_survive_preemption(model, requests, alone, block_size):
     assert served.tokens == alone
 
 
+def chunks(name: str, **knobs):
+    return policies.get(name)(max_num_batched_tokens=TOKENS, max_num_seqs=SEATS, **knobs)
+
+
+# Every system, in the ways in which it treats running requests differently.
+EVERY_SYSTEM = {
+    "orca reserving all": lambda: policies.orca(SEATS, reservation="max"),
+    "triton": lambda: policies.triton(max_batch_size=SEATS),
+    "vllm by priority": lambda: vllm(policy="priority", scheduler_reserve_full_isl=False),
+    "vllm v0": lambda: chunks("vllm_v0"),
+    "sarathi": lambda: policies.sarathi(max_num_seqs=SEATS, chunk_size=32),
+    "sarathi alternating": lambda: policies.sarathi(
+        scheduler="simple_chunking", max_num_seqs=SEATS, chunk_size=32
+    ),
+    "sglang": lambda: policies.sglang(max_running_requests=SEATS, chunked_prefill_size=32),
+    "sglang one by one": lambda: policies.sglang(
+        max_running_requests=SEATS, chunked_prefill_size=32, disable_overlap_schedule=True,
+        enable_mixed_chunk=True,
+    ),
+    "tensorrt_llm": lambda: policies.tensorrt_llm(max_batch_size=SEATS, max_num_tokens=TOKENS),
+    "tensorrt_llm evicting": lambda: policies.tensorrt_llm(
+        max_batch_size=SEATS, max_num_tokens=32, enable_chunked_prefill=True,
+        capacity_scheduler_policy="MAX_UTILIZATION",
+    ),
+    "transformers": lambda: policies.transformers(
+        max_batch_tokens=32, max_requests_per_batch=SEATS
+    ),
+    "transformers ahead": lambda: policies.transformers(
+        max_batch_tokens=32, max_requests_per_batch=SEATS, use_async_batching=True,
+        scheduler_type="prefill_first",
+    ),
+    "tgi v2": lambda: policies.tgi(
+        version="v2", max_batch_prefill_tokens=TOKENS, max_batch_size=SEATS
+    ),
+    "tgi v3": lambda: policies.tgi(max_batch_prefill_tokens=32, max_batch_size=SEATS),
+}
+NEVER_PREEMPT = {
+    "orca reserving all", "triton", "tensorrt_llm", "tgi v2", "tgi v3",
+}
+
+
+@pytest.mark.parametrize("name", sorted(EVERY_SYSTEM))
+def test_every_system_gives_the_same_tokens(model, requests, alone, name):
+    """With room for all, and with a pool so small that those which preempt must."""
+    assert serve_all(engine_for(model, EVERY_SYSTEM[name]()), requests).tokens == alone
+    engine = engine_for(model, EVERY_SYSTEM[name](), positions=SCARCE, debug=True)
+    served = serve_all(engine, requests)
+    assert served.tokens == alone
+    assert (served.preemptions == 0) == (name in NEVER_PREEMPT)
+
+
+def test_every_policy_is_among_them():
+    built = {build().name for build in EVERY_SYSTEM.values()} | {"static"}
+    assert set(policies.names) <= built
+
+
 def test_a_corrupted_block_is_noticed(model, requests, alone):
     engine = engine_for(model, vllm())
 
