@@ -13,6 +13,7 @@ from cbjax.core.policy import Policy
 from cbjax.parity.driver import run
 from cbjax.parity.workload import Request, Workload
 from tests.policies.oracles import (
+    llama_cpp,
     sarathi,
     sglang,
     tensorrt_llm,
@@ -37,6 +38,7 @@ ORACLES = {
     "triton": triton.Triton,
     "transformers": partial(transformers.Transformers, seats=LIMITS.seats),
     "tgi": tgi.Tgi,
+    "llama_cpp": llama_cpp.LlamaCpp, "ollama": llama_cpp.ollama,
 }
 
 
@@ -51,27 +53,28 @@ class Case:
     max_length: int
     workload: Workload
     swap_blocks: int = 0
+    limits: Limits = LIMITS
 
     def policy(self) -> Policy:
         return policies.get(self.name)(**self.knobs)
 
     def system(self):
         return system(
-            LIMITS, block_size=self.block_size, num_blocks=self.num_blocks,
+            self.limits, block_size=self.block_size, num_blocks=self.num_blocks,
             max_length=self.max_length, swap_blocks=self.swap_blocks,
         )
 
 
 def array_log(case: Case, policy: Policy | None = None) -> list[IterationRecord]:
     """The decisions of the array policy, or of `policy` in its place."""
-    return run(policy or case.policy(), case.workload, LIMITS, case.system())
+    return run(policy or case.policy(), case.workload, case.limits, case.system())
 
 
 def oracle_log(case: Case, iterations: int = 5000) -> list[dict[str, Any]]:
     """The decisions of the oracle; requests arrive one by one, whatever rows there are."""
     oracle = ORACLES[case.name](
         block_size=case.block_size, num_blocks=case.num_blocks, max_length=case.max_length,
-        iteration_tokens=LIMITS.tokens, swap_blocks=case.swap_blocks, **case.knobs,
+        iteration_tokens=case.limits.tokens, swap_blocks=case.swap_blocks, **case.knobs,
     )
     requests = list(case.workload.requests)
     stop_after = {request.id: request.stop_after for request in requests}
@@ -89,8 +92,10 @@ def oracle_log(case: Case, iterations: int = 5000) -> list[dict[str, Any]]:
             if request.id in named:
                 aborted.add(request.id)
                 continue
-            # Most systems know no deadlines.
+            # Most systems know no deadlines and no tokens.
             more = {} if request.deadline is None else dict(deadline=request.deadline)
+            if case.limits.context:
+                more |= dict(token_ids=request.token_ids)
             word = oracle.arrive(
                 request.id, request.prompt, request.max_tokens, request.priority, **more
             )
@@ -215,4 +220,7 @@ CASES = {
     "triton": triton.cases(),
     "transformers": transformers.cases(),
     "tgi": tgi.cases(),
+    "llama_cpp": llama_cpp.cases(), "ollama": llama_cpp.ollama_cases(),
+    "llama_cpp remembering": llama_cpp.cached_cases(llama_cpp.cases()),
+    "ollama remembering": llama_cpp.cached_cases(llama_cpp.ollama_cases()),
 }
