@@ -42,18 +42,18 @@ def llama_cpp(
 ) -> Policy:
     """llama.cpp's server with its own knobs, names and defaults.
 
-    `n_ubatch`, the part of a batch that is computed at a time, decides nothing here and is left out.
+    `n_ubatch`, the part of a batch that is computed at a time, decides nothing and is left out.
 
     Args:
         n_parallel: slots; -1 = 4 slots with one KV cache.
-        n_batch: tokens of an iteration. Generating slots add theirs even beyond it.
+        n_batch: tokens of an iteration, those of generating slots included.
         ctx_size: cells of the KV cache; 0 = the whole pool. Cells are dealt out in whole blocks.
         kv_unified: slots share the cells; otherwise each owns an equal part of them from the start.
             None = shared if `n_parallel` is -1.
         cont_batching: prompts join generating slots; otherwise they wait until none generates.
         cache_prompt: an idle slot keeps its KV for a prompt that begins alike. The original has it
-            on by default; here it needs token ids, so it is a choice. What is kept and reused are
-            whole blocks, and nothing is kept outside the slots (`--cache-ram 0`, `--cache-reuse 0`).
+            on by default; here it needs token ids, so it is a choice. Whole blocks are kept and
+            reused, nothing is kept outside the slots (`--cache-ram 0`, `--cache-reuse 0`).
         slot_prompt_similarity: share of a prompt that a slot must remember to be chosen for it; 0 =
             never chosen for that. The slot that is chosen otherwise may still remember a part.
         overflow: what happens when shared cells run out and no idle slot can be cleared. "defer":
@@ -117,11 +117,6 @@ def _start(knobs: dict, limits: Limits, system: System, *, remembers: bool) -> S
             f"a slot has {own * size} cells ({blocks * size} for n_parallel = {slots}, "
             f"kv_unified = {unified}), fewer than max_length = {int(system.max_length)}: raise "
             "ctx_size or the pool, lower n_parallel, share the cells, or shorten max_length"
-        )
-    if slots > limits.tokens:
-        raise ValueError(
-            f"n_parallel = {slots} exceeds limits.tokens = {limits.tokens}: one token of every "
-            "slot must fit an iteration; raise the limit or lower n_parallel"
         )
     return empty_slots(limits, remembers)
 
@@ -188,7 +183,7 @@ def decide(knobs: dict, slots: Slots, view: View):
     need = jnp.where(stays, blocks_needed(grant), 0)
     if pool is not None:
         slots, pool = memory.clear(slots, pool, leaves)
-        pool = memory.serve(slots, pool, view, computed + grant, need)
+        pool = memory.serve(slots, pool, view, jnp.where(stays, computed + grant, 0), need)
 
     overflowed = full & abort_all
     order = jnp.sum(leaves) - jnp.cumsum(leaves)  # the highest slot goes first
@@ -250,10 +245,10 @@ def _fill_slots(knobs: dict, view: View, slots: Slots, pool, free, gated) -> rul
 def _batch(
     knobs: dict, slots: Slots, pending: Int[Array, "S"], generating: Bool[Array, "S"]
 ) -> Int[Array, "S"]:
-    """A token of every generating slot, then prompts, lowest slot first, until the batch is full."""
+    """A token of every generating slot, then prompts, lowest slot first, until it is full."""
     count = jnp.sum(generating)
     prompts = rules.fill_in_order(
-        jnp.where(generating, 0, pending), jnp.maximum(knobs["n_batch"] - count, 0)
+        jnp.where(generating, 0, pending), knobs["n_batch"] - count
     )
     return generating + jnp.where(knobs["cont_batching"] | (count == 0), prompts, 0)
 

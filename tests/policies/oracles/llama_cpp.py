@@ -219,7 +219,7 @@ class LlamaCpp(Scheduler):
         batch = [(slot, 1) for slot in generating]
         for slot in prompts:
             joins = self.cont_batching or not generating
-            room = max(self.n_batch - sum(tokens for _, tokens in batch), 0) if joins else 0
+            room = self.n_batch - sum(tokens for _, tokens in batch) if joins else 0
             batch.append((slot, min(slot.sequence.tokens - slot.sequence.computed, room)))
         return batch
 
@@ -237,12 +237,15 @@ def cases(draw):
     from tests.policies.beside import LIMITS, Case, systems, workloads
 
     block_size, num_blocks, max_length = draw(systems())
-    slots = draw(st.sampled_from([1, 2, 3, 4, 5, 6]))
+    overflow = draw(st.sampled_from(["defer", "defer", "abort_all"]))
+    # Rows of requests that an overflow ends are free one iteration later: with more slots the
+    # window would be too small to fill them all at once.
+    slots = draw(st.sampled_from([1, 2, 3, 4] if overflow == "abort_all" else [2, 3, 4, 5, 6]))
     unified = draw(st.sampled_from([True, True, True, False]))
     knobs = dict(
         n_parallel=slots, n_batch=draw(st.one_of(st.integers(1, 8), st.integers(2, LIMITS.tokens))),
         kv_unified=unified, cont_batching=draw(st.sampled_from([True, True, True, False])),
-        overflow=draw(st.sampled_from(["defer", "defer", "abort_all"])),
+        overflow=overflow,
     )
     if unified:
         pool = num_blocks * block_size
