@@ -28,20 +28,25 @@ QUICK = {
 }
 
 
-def both(
+def case(
     requests, num_blocks=64, block_size=1, max_length=48, aborts=(), name="llama_cpp", **knobs
 ):
-    """The log for requests given as (arrival, prompt or tokens, output), as the oracle has it."""
+    """Requests as (arrival, prompt or tokens, output)."""
     made = []
     for id, (arrival, prompt, output) in enumerate(requests):
         text = () if isinstance(prompt, int) else tuple(prompt)
         made.append(Request(id, arrival, len(text) or prompt, output, token_ids=text))
     own = dict(n_batch=64, kv_unified=True) if name == "llama_cpp" else dict(num_batch=64)
     knobs = own | knobs
-    one = Case(
+    return Case(
         name, knobs, block_size, num_blocks, max_length, Workload(tuple(made), tuple(aborts)),
         limits=CACHED if knobs.get("cache_prompt") else LIMITS,
     )
+
+
+def both(requests, *numbers, **knobs):
+    """The array policy's log, after checking that the oracle says the same."""
+    one = case(requests, *numbers, **knobs)
     log = array_log(one)
     assert mismatch(log, oracle_log(one)) is None
     return log
@@ -68,7 +73,7 @@ def known_and_needed(seen, name):
         assert seen["preempted"] >= total / 10 and seen["kv_overflow"] >= total / 20
     assert bool(seen["hits"]) == name.endswith("remembering")
     if seen["hits"]:
-        assert seen["hits"] >= total / 4
+        assert seen["hits"] >= total / 5
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -281,17 +286,22 @@ def test_outputs_are_remembered_too():
     assert cached(log)[1] == 8
 
 
+THREE = dict(num_blocks=12, max_length=12, cache_prompt=True, n_parallel=3)
+
+
+def cleared(last):
+    """A and B, a third that needs their cells, and one that begins like `last`."""
+    third = tuple(range(300, 306))
+    return [(0, A[:4], 1), (0, B[:4], 1), (1, third, 1), (2, last[:6], 1)]
+
+
 def test_idle_slots_are_cleared_one_by_one_from_the_lowest():
     """12 cells: slot 2 remembers A (4), slot 1 B (4). 6 more need 2 of them: B goes, A stays.
 
     FAULTS C7: what was cleared is not found again.
     """
-    third, knobs = tuple(range(300, 306)), dict(cache_prompt=True, n_parallel=3)
-    first = [(0, A[:4], 1), (0, B[:4], 1), (1, third, 1)]
-    log = both([*first, (2, A[:6], 1)], 12, max_length=12, **knobs)
-    assert cached(log)[3] == 4
-    log = both([*first, (2, B[:6], 1)], 12, max_length=12, **knobs)
-    assert cached(log)[3] == 0
+    assert cached(both(cleared(A), **THREE))[3] == 4
+    assert cached(both(cleared(B), **THREE))[3] == 0
 
 
 def test_idle_slots_are_cleared_before_anybody_makes_room():
@@ -506,9 +516,6 @@ FAULTS = {
     "any similarity": (
         REMEMBERING, with_knob(slot_prompt_similarity=lambda value: 1e-6 if value else 0.0),
     ),
-    "the highest is cleared first": (
-        REMEMBERING, with_rules((SLOTS, "drop_idle", from_the_highest)),
-    ),
     "a slot that made room remembers": (
         REMEMBERING, with_rules((SLOTS, "clear", nobody_forgets)),
     ),
@@ -519,3 +526,10 @@ FAULTS = {
 @pytest.mark.parametrize("fault", sorted(FAULTS))
 def test_seeded_fault_is_noticed(fault):
     assert noticed(*FAULTS[fault])
+
+
+def test_clearing_another_slot_is_noticed():
+    """Seldom reached by random workloads: the scenario above."""
+    one = case(cleared(A), **THREE)
+    mutate = with_rules((SLOTS, "drop_idle", from_the_highest))
+    assert mismatch(array_log(one, mutate(one.policy())), oracle_log(one)) is not None

@@ -231,7 +231,7 @@ class LlamaCpp(Scheduler):
 
 
 @st.composite
-def cases(draw):
+def cases(draw, shares_cells=(True, True, True, False)):
     """A llama.cpp server with a workload; without shared cells each slot holds a full context."""
     # Here, because what draws cases for all systems knows their oracles.
     from tests.policies.beside import LIMITS, Case, systems, workloads
@@ -241,7 +241,7 @@ def cases(draw):
     # Rows of requests that an overflow ends are free one iteration later: with more slots the
     # window would be too small to fill them all at once.
     slots = draw(st.sampled_from([1, 2, 3, 4] if overflow == "abort_all" else [2, 3, 4, 5, 6]))
-    unified = draw(st.sampled_from([True, True, True, False]))
+    unified = draw(st.sampled_from(shares_cells))
     knobs = dict(
         n_parallel=slots, n_batch=draw(st.one_of(st.integers(1, 8), st.integers(2, LIMITS.tokens))),
         kv_unified=unified, cont_batching=draw(st.sampled_from([True, True, True, False])),
@@ -267,15 +267,17 @@ def cached_cases(draw, base):
     """The same with prompts that begin alike, and slots that remember."""
     case = draw(base)
     longest = case.max_length + 5
-    openings = [tuple(range(100 * one, 100 * one + longest)) for one in range(3)]
+    openings = [tuple(range(100 * one, 100 * one + longest)) for one in range(2)]
+    apart = draw(st.sampled_from([1, 2, 5]))  # time for slots to be idle
     requests: list[Request] = []
     for request in case.workload.requests:
         opening = draw(st.sampled_from(openings))
-        shared = draw(st.integers(0, request.prompt))
+        shared = draw(st.one_of(st.just(request.prompt), st.integers(0, request.prompt)))
         tail = tuple(range(1000 + 100 * request.id, 1000 + 100 * request.id + longest))
         ids = (opening[:shared] + tail)[: request.prompt]
-        requests.append(replace(request, token_ids=ids))
-    workload = Workload(tuple(requests), case.workload.aborts)
+        requests.append(replace(request, arrival=apart * request.arrival, token_ids=ids))
+    aborts = tuple((apart * when, id) for when, id in case.workload.aborts)
+    workload = Workload(tuple(requests), aborts)
     knobs = case.knobs | dict(cache_prompt=True)
     if case.name == "llama_cpp":
         knobs["slot_prompt_similarity"] = draw(st.sampled_from([0.1, 0.1, 0.0, 0.5, 1.0]))
@@ -287,7 +289,7 @@ def ollama_cases(draw):
     """The same server with Ollama's numbers."""
     from tests.policies.beside import LIMITS
 
-    case = draw(cases().filter(lambda case: not case.knobs["kv_unified"]))
+    case = draw(cases(shares_cells=(False,)))
     knobs = dict(
         num_parallel=case.knobs["n_parallel"], num_batch=draw(st.integers(1, LIMITS.tokens))
     )
