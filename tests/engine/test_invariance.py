@@ -140,10 +140,13 @@ EVERY_SYSTEM = {
     "tgi v2": lambda: policies.tgi(
         version="v2", max_batch_prefill_tokens=TOKENS, max_batch_size=SEATS
     ),
+    "llama_cpp": lambda: policies.llama_cpp(n_parallel=SEATS, kv_unified=True, n_batch=TOKENS),
+    # Its slots own a whole context each: the small pool has room for one.
+    "ollama": lambda: policies.ollama(num_parallel=1, num_batch=TOKENS),
     "tgi v3": lambda: policies.tgi(max_batch_prefill_tokens=32, max_batch_size=SEATS),
 }
 NEVER_PREEMPT = {
-    "orca reserving all", "triton", "tensorrt_llm", "tgi v2", "tgi v3",
+    "orca reserving all", "triton", "tensorrt_llm", "tgi v2", "tgi v3", "ollama",
 }
 
 
@@ -151,8 +154,7 @@ NEVER_PREEMPT = {
 def test_every_system_gives_the_same_tokens(model, requests, alone, name):
     """With room for all, and with a pool so small that those which preempt must."""
     assert serve_all(engine_for(model, EVERY_SYSTEM[name]()), requests).tokens == alone
-    engine = engine_for(model, EVERY_SYSTEM[name](), positions=SCARCE, debug=True)
-    served = serve_all(engine, requests)
+    served = serve_all(engine_for(model, EVERY_SYSTEM[name](), positions=SCARCE), requests)
     assert served.tokens == alone
     assert (served.preemptions == 0) == (name in NEVER_PREEMPT)
 
