@@ -120,6 +120,20 @@ def test_a_retracted_request_finds_its_prompt_again():
     assert dict(again.scheduled) == {0: 6}
 
 
+def test_an_aborted_request_leaves_what_it_computed():
+    """Aborted in the iteration after its prefill, and later with an output."""
+    for when, known in ((1, 6), (3, 8)):
+        ids = [*text(1, 6), output_token(0, 0), output_token(0, 1), 99, 98]
+        requests = (
+            Request(0, 0, 6, 9, token_ids=tuple(text(1, 6))),
+            Request(1, 4, 10, 1, token_ids=tuple(ids)),
+        )
+        one = Case("sglang", PLAIN, 1, 64, 48, Workload(requests, ((when, 0),)))
+        log = array_log(one)
+        assert mismatch(log, oracle_log(one)) is None
+        assert dict(next(entry for entry in log if 1 in entry.new).scheduled) == {1: 10 - known}
+
+
 WARM = [(0, text(1, 12), 1), (1, text(30, 6), 1)]
 CROWD = [
     (2, text(70, 5), 2), (2, text(30, 6) + [90], 2), (2, text(1, 12) + [91], 2),
