@@ -19,6 +19,7 @@ from cbjax.core.batch import IterationBatch
 from cbjax.models.attention import causal_attention, paged_attention
 from cbjax.models.config import ModelConfig
 from cbjax.models.layers import Layer, matrix, product, rms_norm, rotation
+from cbjax.models.layout import OneOf
 from pallas_kernels.storage import storage_dtype
 
 Weights = dict[str, Any]
@@ -136,14 +137,17 @@ def _run(
 ) -> tuple[Array, Any]:
     """The stream `[T, E]` after all layers, and what the mixers carried through them."""
     turn = rotation(config, positions)
+    apart = {name: w for name, w in weights["layers"].items() if isinstance(w, tuple)}
+    stacked = {name: w for name, w in weights["layers"].items() if name not in apart}
 
     def body(state: tuple, xs: tuple) -> tuple[tuple, None]:
         x, carried = state
-        layer, layer_weights = xs
-        return nnx.merge(_layer_graph(config), layer_weights)(x, turn, mixer(layer, carried)), None
+        layer, slices = xs
+        own = slices | {name: OneOf(matrices, layer) for name, matrices in apart.items()}
+        return nnx.merge(_layer_graph(config), own)(x, turn, mixer(layer, carried)), None
 
     x = nnx.merge(_graph(config), weights).embed(token_ids)
-    layers = (jnp.arange(config.num_layers), weights["layers"])
+    layers = (jnp.arange(config.num_layers), stacked)
     return jax.lax.scan(body, (x, carried), layers)[0]
 
 

@@ -5,6 +5,7 @@ be float32 or bfloat16; their products take bfloat16 in and float32 out, which i
 at. Where jax moves bfloat16 slowly (see pallas_kernels/storage.py) matrices lie as uint16 bits.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -15,6 +16,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Shaped
 
 from cbjax.models.config import ModelConfig
+from cbjax.models.layout import OneOf
 
 # q [T, H, D], k and v [T, K, D] of one layer -> mixed values [T, H, D] and whatever it carries on.
 Mixer = Callable[[Array, Array, Array], tuple[Array, object]]
@@ -60,6 +62,8 @@ def product(x: Float[Array, "T I"], weight: Shaped[Array, "..."], *, transposed:
     Returns:
         `[T, O]` float32.
     """
+    if isinstance(weight, OneOf):
+        return weight.apply(functools.partial(product, transposed=transposed), x)
     w, rows = matrix(weight), x.shape[0]
     narrow = w.dtype == jnp.bfloat16
     if narrow and rows == 1:  # a single bfloat16 row misses XLA's fast path on the CPU, ten times
