@@ -15,6 +15,7 @@ BELOW = {
     "cbjax.cache": set(),
     "cbjax.core": set(),
     "cbjax.policies": {"cbjax.core"},
+    "cbjax.parity": {"cbjax.core", "cbjax.policies"},
     "cbjax.models": {"cbjax.cache", "cbjax.core.batch", "pallas_kernels"},
     "cbjax.workload": set(),
     "cbjax.metrics": set(),
@@ -38,7 +39,7 @@ ONLY_IN = {
     "hydra": {"cbjax.config"},
     "omegaconf": {"cbjax.config"},
     "matplotlib": {"cbjax.report"},
-    "rich": {"cbjax.report", "cbjax.run"},
+    "rich": {"cbjax.report", "cbjax.run", "cbjax.parity"},
     "polars": {"cbjax.metrics", "cbjax.results", "cbjax.report", "cbjax.experiment"},
     "flax": {"cbjax.models"},
     "tokenizers": {"cbjax.models"},
@@ -47,7 +48,7 @@ ONLY_IN = {
     "safetensors": {"cbjax.models"},
     "jax": {
         "pallas_kernels", "cbjax.core", "cbjax.policies", "cbjax.models", "cbjax.engine",
-        "cbjax.experiment",
+        "cbjax.experiment", "cbjax.parity",
     },
 }
 MOST_LINES, MEDIAN_LINES = 400, 150

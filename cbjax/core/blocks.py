@@ -6,11 +6,14 @@ size of the pool: the loops below run as often as there is something to move.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
+
+from cbjax.core.prefix import empty_cache
 
 NO_BLOCK = -1
 _LANES = 64  # new blocks handed out per turn of the loop; one turn is the usual case
@@ -26,16 +29,24 @@ class Blocks:
     ring: Int[Array, "N"]  # block ids; the free ones start at `head`
     head: Int[Array, ""]
     free: Int[Array, ""]  # free blocks
+    # A Cache under prefix sharing, which then keeps the free list instead of the ring; else None.
+    cache: Any = None
 
 
-def empty_blocks(rows: int, capacity: int, table: int, usable: Int[Array, ""]) -> Blocks:
-    """A whole pool: `usable` free blocks of a capacity of N, tables of M for P rows."""
+def empty_blocks(
+    rows: int, capacity: int, table: int, usable: Int[Array, ""], content: int = 0
+) -> Blocks:
+    """A whole pool: `usable` free blocks of a capacity of N, tables of M for P rows.
+
+    With `content` > 0 that many token ids of registered blocks are kept, for prefix sharing.
+    """
     return Blocks(
         tables=jnp.full((rows, table), NO_BLOCK, jnp.int32),
         refs=jnp.zeros(capacity, jnp.int32),
         ring=jnp.arange(capacity, dtype=jnp.int32),
         head=jnp.int32(0),
         free=jnp.int32(usable),
+        cache=empty_cache(rows, capacity, content, usable) if content else None,
     )
 
 

@@ -31,7 +31,7 @@ def commit(
         The state after the iteration, and what was emitted.
     """
     rows = state.rows
-    got = plan.samples
+    got = plan.samples if state.ending is None else plan.samples & ~state.ending
     index = jnp.arange(rows.request.shape[0])
     # Out of range where nothing was sampled (and everywhere when no ids are kept): dropped.
     column = jnp.where(got, rows.known, state.token_ids.shape[1])
@@ -63,9 +63,18 @@ def commit(
         clock=clock,
     )
     done = reason != FinishReason.NONE
-    state = when(jnp.any(done), lambda state: vacate(state, done), state)
+    # With lag the next schedule is made before this ending is known: the row leaves one commit on.
+    leaves = done if state.ending is None else state.ending
+    state = when(jnp.any(leaves), lambda state: vacate(state, leaves), state)
+    if state.ending is not None:
+        state = replace(state, ending=done)
+    if state.newest is not None:
+        state = replace(state, newest=got)
+    # What was delivered before it was lost is not news.
+    news = got if plan.repeats is None else got & ~plan.repeats
     return state, Emitted(
-        requests=emitted_to, tokens=tokens, emitted=got, finished=reason.astype(jnp.int32),
+        requests=emitted_to, tokens=tokens, emitted=news,
+        finished=jnp.where(news, reason, int(FinishReason.NONE)).astype(jnp.int32),
         num_running=state.num_running,
     )
 

@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Int
 
 from cbjax.core import time
 from cbjax.core.reasons import LimitedBy, Refusal
+from cbjax.core.sharing import Shared
 from cbjax.core.time import Time
 from cbjax.core.view import View
 
@@ -16,10 +17,16 @@ from cbjax.core.view import View
 class Requeue(IntEnum):
     """Where a preempted request waits."""
 
-    FRONT = 0  # before all that wait; several return in their run order
-    END = 1  # behind all that wait, in run order
+    FRONT = 0  # before all that wait; of several, the last one preempted comes first
+    END = 1  # behind all that wait; several in run order, or in `preempt_order` if there is one
     KEPT = 2  # at its old place in the queue
     SWAP_OUT = 3  # at the front, its KV moved to the host pool instead of dropped
+    SWAP_OUT_END = 4  # the same behind all that wait
+
+
+def swaps_out(requeue: Int[Array, "P"]) -> Bool[Array, "P"]:
+    """Places of rows whose KV moves to the host pool."""
+    return (requeue == Requeue.SWAP_OUT) | (requeue == Requeue.SWAP_OUT_END)
 
 
 @jax.tree_util.register_dataclass
@@ -36,11 +43,15 @@ class Decision:
     grant: Int[Array, "P"]  # tokens to compute in this iteration
     kv_tokens: Int[Array, "P"]  # positions the row must own after this; never shrinks
     preempt: Bool[Array, "P"]  # running rows that lose seat and blocks
+    # 0, 1, ... in order of preemption; None = last running first.
+    preempt_order: Int[Array, "P"] | None
     requeue: Int[Array, "P"]  # Requeue of the preempted rows
     swap_in: Bool[Array, "P"]  # admitted rows whose KV comes back from the host pool
     refuse: Int[Array, "P"]  # Refusal of waiting rows that are turned away
     running: Int[Array, "S"] | None  # new run order of the rows that keep their seat, or None
     queue_order: Int[Array, "P"] | None  # new queue keys of the waiting rows, or None
+    # What became of the pool; from a policy that shares prefixes, and only from such.
+    shared: Shared | None
     evict: Int[Array, ""]  # cached blocks to evict; 0 without prefix sharing
     extra_tokens: Int[Array, ""]  # padding computed on purpose, as padded static batching does
     wake: Time  # latest moment of the next call when nothing can run
@@ -54,8 +65,8 @@ def nothing(view: View) -> Decision:
     false = jnp.zeros(rows, bool)
     return Decision(
         admit=false, admit_order=None, grant=zeros, kv_tokens=zeros, preempt=false,
-        requeue=jnp.full(rows, int(Requeue.FRONT), jnp.int32), swap_in=false,
+        preempt_order=None, requeue=jnp.full(rows, int(Requeue.FRONT), jnp.int32), swap_in=false,
         refuse=jnp.full(rows, int(Refusal.NONE), jnp.int32), running=None, queue_order=None,
-        evict=jnp.int32(0), extra_tokens=jnp.int32(0), wake=time.never(),
+        shared=None, evict=jnp.int32(0), extra_tokens=jnp.int32(0), wake=time.never(),
         limited_by=jnp.int32(LimitedBy.QUEUE_EMPTY),
     )

@@ -24,6 +24,7 @@ class Limits:
         blocks_per_sequence: M, length of a block table.
         inbox: A, arrivals and aborts that one `schedule` takes in.
         context: C, token ids kept per row; 0 keeps none (simulation needs only their number).
+        cached_tokens: K, token ids kept of cached blocks; 0 = no prefix sharing.
     """
 
     seats: int
@@ -33,11 +34,12 @@ class Limits:
     blocks_per_sequence: int
     inbox: int
     context: int = 0
+    cached_tokens: int = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            least = 0 if field.name == "context" else 1
+            least = 0 if field.name in ("context", "cached_tokens") else 1
             if not isinstance(value, int) or value < least:
                 raise ValueError(
                     f"limits.{field.name} = {value!r}: give a whole number of at least {least}"
@@ -95,6 +97,11 @@ def system(
         raise ValueError(
             f"max_length = {max_length} exceeds limits.context = {limits.context} token ids kept "
             "per row: raise limits.context or shorten max_length"
+        )
+    if limits.cached_tokens and num_blocks * block_size > limits.cached_tokens:
+        raise ValueError(
+            f"num_blocks x block_size = {num_blocks * block_size} exceeds limits.cached_tokens = "
+            f"{limits.cached_tokens}: raise the limit or use a smaller pool"
         )
     if swap_blocks < 0:
         raise ValueError(f"swap_blocks = {swap_blocks}: give 0 for no swapping, or more")

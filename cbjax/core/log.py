@@ -26,14 +26,15 @@ class IterationRecord:
         scheduled: (request, tokens) in run order.
         new: requests admitted for the first time, in order of admission.
         resumed: requests admitted again after a preemption, in order of admission.
-        preempted: requests that lost their seat, in order of preemption (last running first).
+        cached: (request, tokens it found computed) for each of these; empty without sharing.
+        preempted: requests that lost their seat, in order of preemption.
         finished: requests that ended with this iteration, in run order.
         finish_reasons: the reason of each of them, as a word.
         free_blocks: free KV blocks.
         waiting: requests that wait, backlog included.
         running: requests that hold a seat.
         backlog: of the waiting, those behind the window.
-        refused: (request, reason as a word) turned away at the door or by the policy.
+        refused: (request, reason as a word) turned away at the door or by the policy, in line.
         aborted: requests that an abort ended.
         queue: requests that still wait within the window, first in line first.
         queue_blocks: KV blocks that all known tokens of each of them take; empty if not recorded.
@@ -45,6 +46,7 @@ class IterationRecord:
     scheduled: tuple[tuple[int, int], ...]
     new: tuple[int, ...]
     resumed: tuple[int, ...]
+    cached: tuple[tuple[int, int], ...]
     preempted: tuple[int, ...]
     finished: tuple[int, ...]
     finish_reasons: tuple[str, ...]
@@ -95,7 +97,7 @@ def record(
         for entry in arrivals
     ] + [
         (handles[row], Refusal(int(plan.refused[row])).word)
-        for row in np.flatnonzero(plan.refused)
+        for row in in_line(plan.refused)
     ]
     done = [row for row in seated if emitted.finished[row] != FinishReason.NONE]
     queue = in_line(plan.waiting)
@@ -112,7 +114,10 @@ def record(
         ),
         new=ids(row for row in seated if plan.admitted[row] and not plan.resumed[row]),
         resumed=ids(row for row in seated if plan.resumed[row]),
-        preempted=ids(reversed(in_line(plan.preempted))),
+        cached=()
+        if plan.cached is None
+        else tuple((handles[row], int(plan.cached[row])) for row in seated if plan.admitted[row]),
+        preempted=ids(_victims(plan, in_line)),
         finished=ids(done),
         finish_reasons=tuple(FinishReason(int(emitted.finished[row])).word for row in done),
         free_blocks=int(plan.free_blocks),
@@ -126,6 +131,13 @@ def record(
         limited_by=LimitedBy(int(plan.limited_by)).word,
         extra_tokens=int(plan.extra_tokens),
     )
+
+
+def _victims(plan: Plan, in_line) -> list[int]:
+    if plan.preempt_order is None:
+        return in_line(plan.preempted)[::-1]
+    order = plan.preempt_order.tolist()
+    return sorted(np.flatnonzero(plan.preempted).tolist(), key=lambda row: order[row])
 
 
 def to_json(entry: IterationRecord) -> dict[str, Any]:

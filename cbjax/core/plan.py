@@ -23,9 +23,13 @@ class Plan:
     prefilling: Bool[Array, "S"]  # whether the tokens are prefill
     requests: Int[Array, "P"]  # handle of every row before the decision
     samples: Bool[Array, "P"]  # rows that produce a token in this iteration
+    # Of these, rows that produced it before and lost it; None unless `Traits.drops_in_flight`.
+    repeats: Bool[Array, "P"] | None
     admitted: Bool[Array, "P"]
     resumed: Bool[Array, "P"]  # of these, rows that ran before
+    cached: Int[Array, "P"] | None  # tokens that admitted rows found computed; None without sharing
     preempted: Bool[Array, "P"]
+    preempt_order: Int[Array, "P"] | None  # order of preemption; None = last running first
     swapped_out: Bool[Array, "P"]  # preempted rows whose KV moves to the host pool
     swapped_in: Bool[Array, "P"]
     refused: Int[Array, "P"]  # Refusal of rows that the policy turned away

@@ -24,21 +24,32 @@ class Traits:
         reserves_output: a request owns KV for its whole output from the start; otherwise the last
             token, which is never attended to, needs no KV.
         deliver_at: when a token reaches the client: "token" (each iteration) or "batch_end".
+        shares: prefixes are shared: the policy handles the pool itself (see `core/sharing.py`).
         register_at: when a computed prefix becomes visible to others: "schedule", "compute",
             "prefill_done" or "finish".
         free_order: order in which a released sequence's blocks are handed out again:
             "tail_first".
-        lag: iterations that the schedule runs ahead of the results; 0 or 1.
+        lag: iterations that the schedule runs ahead of the results, 0 or 1. With 1, a request that
+            ended is seen as running in one more iteration and may be granted a token for nothing.
+        drops_in_flight: with lag, a preempted request loses the token of the iteration under way
+            and computes it again, even if that token ended it. It is delivered once all the same.
+        restarts_outputs: at a preemption outputs become prompt, so `max_tokens` starts again: a
+            fault of some originals, kept for study.
     """
 
     whole_prompts: bool = False
     reserves_output: bool = False
     deliver_at: str = "token"
+    shares: bool = False
     register_at: str = "compute"
     free_order: str = "tail_first"
     lag: int = 0
+    drops_in_flight: bool = False
+    restarts_outputs: bool = False
 
     def __post_init__(self) -> None:
+        if self.drops_in_flight and not self.lag:
+            raise ValueError("traits.drops_in_flight: nothing is under way with lag = 0")
         allowed = {
             "deliver_at": ("token", "batch_end"),
             "register_at": ("schedule", "compute", "prefill_done", "finish"),

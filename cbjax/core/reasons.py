@@ -34,6 +34,7 @@ class LimitedBy(Reason):
     ROWS = 7, "the waiting window was full, the rest waited in the backlog unseen"
     FREEZE = 8, "the policy froze admission"
     WAIT_TIMER = 9, "the policy waited for more requests or for a timer"
+    READS = 10, "the KV entries that one iteration may read were used up"
 
 
 class Refusal(Reason):
@@ -57,6 +58,12 @@ class Refusal(Reason):
         "iteration: shorten it, raise the iteration's tokens or choose a policy that chunks",
     )
     POLICY = 5, "the policy refused it"
+    QUEUE_FULL = 6, "the queue was full: send it later or raise the queue's size"
+    TIMEOUT = 7, "it waited longer than its queue timeout: send fewer at once or raise the timeout"
+    OVERLOADED = 8, "as many requests as the policy takes were already inside: send it again later"
+    INPUT_TOO_LONG = 9, "the prompt has more tokens than the policy takes: shorten it"
+    CUT = 10, "the policy ended it after the most tokens that it reserves KV for"
+    KV_OVERFLOW = 11, "the KV cache overflowed, and the policy then ends everything that runs"
 
 
 class FinishReason(Reason):

@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Int
 
 from cbjax.core import blocks as pool
-from cbjax.core import runlist
+from cbjax.core import runlist, sharing
 from cbjax.core.control import when
 from cbjax.core.inbox import Inbox, door
 from cbjax.core.limits import Limits
@@ -33,6 +33,10 @@ def vacate(state: State, mask: Bool[Array, "P"]) -> State:
     """End the rows in `mask`: seat, blocks and row return exactly once."""
     rows = state.rows
     seated = mask & (rows.status == Status.RUNNING)
+    if state.blocks.cache is None:
+        blocks = pool.release(state.blocks, mask, rows.held)
+    else:
+        blocks = sharing.release(state.blocks, mask, rows.held, state.running)
     return replace(
         state,
         rows=replace(
@@ -42,10 +46,11 @@ def vacate(state: State, mask: Bool[Array, "P"]) -> State:
             held=jnp.where(mask, 0, rows.held),
             swapped=jnp.where(mask, 0, rows.swapped),
         ),
-        blocks=pool.release(state.blocks, mask, rows.held),
+        blocks=blocks,
         running=runlist.remove(state.running, seated),
         num_running=state.num_running - jnp.sum(seated),
         swap_free=state.swap_free + jnp.sum(jnp.where(mask, rows.swapped, 0)),
+        ending=None if state.ending is None else state.ending & ~mask,
         finished=state.finished + jnp.sum(mask),
     )
 

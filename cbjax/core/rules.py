@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
+from cbjax.core.control import when
 from cbjax.core.decision import Decision, nothing
 from cbjax.core.limits import blocks_for
 from cbjax.core.reasons import LimitedBy
@@ -32,31 +33,6 @@ def fill_in_order(want: Int[Array, "S"], budget: Int[Array, ""]) -> Int[Array, "
 def whole_in_order(want: Int[Array, "S"], budget: Int[Array, ""]) -> Int[Array, "S"]:
     """Like `fill_in_order`, but all or nothing, and nothing behind the first that does not fit."""
     return jnp.where(jnp.cumsum(want) <= budget, want, 0)
-
-
-def survivors(
-    need: Int[Array, "S"], freed: Int[Array, "S"], free: Int[Array, ""], seated: Bool[Array, "S"]
-) -> Int[Array, ""]:
-    """How many running rows keep their seat when the last ones make room for the first.
-
-    The largest n for which the blocks that the first n need are covered by the free blocks and
-    those that the others give back: the same answer as preempting the last running row again and
-    again until the next one fits (PagedAttention, section 4.5), in two prefix sums.
-
-    Args:
-        need: blocks each row lacks for its tokens, in run order.
-        freed: blocks each row would give back.
-        free: free blocks.
-        seated: entries that name a row.
-    """
-
-    def some():
-        total = jnp.sum(freed)
-        fits = jnp.cumsum(need) <= free + total - jnp.cumsum(freed)
-        return jnp.sum(seated & fits)
-
-    # Nearly always everything fits.
-    return lax.cond(jnp.sum(need) <= free, lambda: jnp.sum(seated), some)
 
 
 @jax.tree_util.register_dataclass
@@ -84,36 +60,56 @@ class Offer:
     kv_tokens: Int[Array, ""]  # positions it must own
     limited_by: Int[Array, ""]  # LimitedBy if it is not admitted; QUEUE_EMPTY = it is
     extra: Any = ()
+    blocks: Int[Array, ""] | None = None  # blocks it takes, if not those that `kv_tokens` lack
+    take: Callable[[Any], Any] | None = None  # what becomes of `Queue.extra` if it is admitted
 
 
 def admit_in_order(
     view: View, queue: Queue, offer: Callable[[Any, Queue], Offer],
-    open_: Bool[Array, ""] | bool,
+    open_: Bool[Array, "*P"] | bool, order: Int[Array, "P"] | tuple[Int[Array, "P"], ...] = (),
 ) -> Queue:
-    """Admit waiting rows in queue order until the first that may not (head-of-line blocking).
+    """Admit waiting rows one by one until the first that may not (head-of-line blocking).
 
     Args:
         view: the table.
         queue: seats, budget and blocks that are left; usually nothing admitted yet.
         offer: `(row, queue) -> Offer`, asked for the head of the queue.
-        open_: False admits nothing and leaves `queue.limited_by` as it is.
+        open_: False admits nothing and leaves `queue.limited_by` as it is; one per row leaves rows
+            out as if they did not wait.
+        order: keys of the rows, the first one first, smallest next in line; the queue order breaks
+            ties and is all there is by default.
 
     Returns:
         The queue after the walk.
     """
     last = jnp.iinfo(jnp.int32).max
-    order = view.rows.queue_order
+    before = order if isinstance(order, tuple) else (order,)
+
+    def next_in_line(keys):
+        left = keys != last
+        for key in before:
+            left &= key == jnp.min(jnp.where(left, key, last))
+        # Without `before` one search: no row is left when the smallest key is `last`.
+        return jnp.argmin(jnp.where(left, keys, last) if before else keys).astype(jnp.int32)
 
     def walk(carry):
         queue, keys, row, _ = carry
         answer = offer(row, queue)
-        blocks = blocks_for(answer.kv_tokens, view.system.block_size) - view.rows.held[row]
+        blocks = answer.blocks
+        if blocks is None:
+            blocks = blocks_for(answer.kv_tokens, view.system.block_size) - view.rows.held[row]
         limited_by = jnp.where(
             queue.seats <= 0, int(LimitedBy.SEATS),
             jnp.where(queue.budget <= 0, int(LimitedBy.BUDGET), answer.limited_by),
         ).astype(jnp.int32)
         takes = limited_by == LimitedBy.QUEUE_EMPTY
         grant = jnp.where(takes, answer.grant, 0)
+        if answer.take is not None:
+            extra = when(takes, answer.take, queue.extra)
+        else:
+            extra = jax.tree.map(
+                lambda new, old: jnp.where(takes, new, old), answer.extra, queue.extra
+            )
         queue = Queue(
             budget=queue.budget - grant,
             seats=queue.seats - takes,
@@ -124,18 +120,16 @@ def admit_in_order(
             grant=queue.grant.at[row].add(grant),
             kv_tokens=queue.kv_tokens.at[row].max(jnp.where(takes, answer.kv_tokens, 0)),
             limited_by=limited_by,
-            extra=jax.tree.map(
-                lambda new, old: jnp.where(takes, new, old), answer.extra, queue.extra
-            ),
+            extra=extra,
         )
         keys = keys.at[row].set(last)
-        return queue, keys, jnp.argmin(keys).astype(jnp.int32), takes
+        return queue, keys, next_in_line(keys), takes
 
-    keys = jnp.where(view.waiting & open_, order, last)
+    keys = jnp.where(view.waiting & open_, view.rows.queue_order, last)
     queue, *_ = lax.while_loop(
         # The smallest key is `last` when nothing is left.
         lambda carry: carry[3] & (carry[1][carry[2]] != last), walk,
-        (queue, keys, jnp.argmin(keys).astype(jnp.int32), jnp.bool_(True)),
+        (queue, keys, next_in_line(keys), jnp.bool_(True)),
     )
     return queue
 

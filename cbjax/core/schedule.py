@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from cbjax.core import blocks as pool
 from cbjax.core import runlist, time
 from cbjax.core.control import when
-from cbjax.core.decision import Decision, Requeue
+from cbjax.core.decision import Decision, Requeue, swaps_out
 from cbjax.core.inbox import Inbox
 from cbjax.core.limits import Limits, blocks_for
 from cbjax.core.plan import Plan
-from cbjax.core.policy import Policy
+from cbjax.core.policy import Policy, Traits
 from cbjax.core.reasons import LimitedBy
 from cbjax.core.receive import Received, abort, receive, vacate
 from cbjax.core.rows import NO_ROW, Status, is_waiting
@@ -43,41 +43,55 @@ def schedule(policy: Policy, state: State, inbox: Inbox, limits: Limits) -> tupl
     decision, carried = policy.decide(
         policy.knobs, state.policy, view(state, inbox.backlog, limits)
     )
+    # A number that came from a Python literal is of another type to the compiler: the next call
+    # would be compiled anew.
+    carried = jax.tree.map(lambda leaf: jnp.asarray(leaf).astype(jnp.asarray(leaf).dtype), carried)
     state = replace(state, policy=carried, finished=jnp.int32(0))
     resumed = decision.admit & (state.rows.status != Status.WAITING)
-    state = _make_room(state, decision)
+    state = _make_room(state, decision, policy.traits)
     state = _seat(state, decision)
-    return _grant(state, decision, inbox, received, aborted, requests, resumed)
+    return _grant(state, decision, policy.traits, inbox, received, aborted, requests, resumed)
 
 
-def _make_room(state: State, decision: Decision) -> State:
+def _make_room(state: State, decision: Decision, traits: Traits) -> State:
     """Take seat and blocks from preempted rows, and the row itself from refused ones."""
 
     refused = decision.refuse != 0
 
     def change(state: State) -> State:
-        return vacate(_preempt(state, decision), refused)
+        return vacate(_preempt(state, decision, traits), refused)
 
     return when(jnp.any(decision.preempt | refused), change, state)
 
 
-def _preempt(state: State, decision: Decision) -> State:
+def _preempt(state: State, decision: Decision, traits: Traits) -> State:
     """Put preempted rows back into the queue, their KV dropped or moved to the host pool."""
     rows, lost = state.rows, decision.preempt
-    swapped = lost & (decision.requeue == Requeue.SWAP_OUT)
-    rank = runlist.rank(state.running, lost, rows.request.shape[0])
+    swapped = lost & swaps_out(decision.requeue)
+    behind = (decision.requeue == Requeue.END) | (decision.requeue == Requeue.SWAP_OUT_END)
     count = jnp.sum(lost)
     front = state.queue_front - count
+    if decision.preempt_order is None:
+        from_front = from_back = runlist.rank(state.running, lost, rows.request.shape[0])
+    else:
+        from_front, from_back = count - 1 - decision.preempt_order, decision.preempt_order
     key = jnp.select(
-        [decision.requeue == Requeue.KEPT, decision.requeue == Requeue.END],
-        [rows.queue_order, state.queue_back + rank],
-        front + rank,
+        [decision.requeue == Requeue.KEPT, behind],
+        [rows.queue_order, state.queue_back + from_back],
+        front + from_front,
     )
     moved = jnp.where(swapped, rows.held, 0)
+    if state.newest is not None and state.ending is not None:
+        dropped = lost & state.newest
+        rows = replace(rows, known=rows.known - dropped, computed=rows.computed - dropped)
+        state = replace(state, ending=state.ending & ~lost)
     return replace(
         state,
         rows=replace(
             rows,
+            prompt=jnp.where(lost & ~swapped, rows.known, rows.prompt)
+            if traits.restarts_outputs
+            else rows.prompt,
             status=jnp.select(
                 [swapped, lost], [int(Status.SWAPPED), int(Status.PREEMPTED)], rows.status
             ),
@@ -88,7 +102,10 @@ def _preempt(state: State, decision: Decision) -> State:
             preemptions=rows.preemptions + lost,
             queued=time.select(lost, state.clock, rows.queued),
         ),
-        blocks=pool.release(state.blocks, lost, rows.held),
+        # A policy that shares prefixes has taken the blocks already.
+        blocks=pool.release(state.blocks, lost, rows.held)
+        if decision.shared is None
+        else state.blocks,
         running=runlist.remove(state.running, lost),
         num_running=state.num_running - count,
         queue_front=front,
@@ -127,7 +144,10 @@ def _seat(state: State, decision: Decision) -> State:
     )
 
 
-def _grant(state, decision, inbox: Inbox, received: Received, aborted, requests, resumed):
+def _grant(
+    state: State, decision: Decision, traits: Traits, inbox: Inbox, received: Received, aborted,
+    requests, resumed,
+):
     """Allocate KV, put the grants in flight, and write the plan."""
     old, running = state.rows, state.running
     seated = running != NO_ROW
@@ -139,28 +159,42 @@ def _grant(state, decision, inbox: Inbox, received: Received, aborted, requests,
     # Row by row rather than along the run order: nothing has to be scattered back.
     runs = old.status == Status.RUNNING
     grant = jnp.where(runs, decision.grant, 0)
-    computed = old.computed + grant
+    shared = decision.shared
+    cached = None if shared is None else shared.cached
+    start = old.computed if cached is None else old.computed + cached
+    computed = start + grant
     owned = jnp.where(runs, blocks_for(decision.kv_tokens, state.system.block_size), 0)
     more = jnp.maximum(owned - old.held, 0)
     rows = replace(
         old, computed=computed, peak=jnp.maximum(old.peak, computed), in_flight=grant,
-        held=old.held + more,
+        held=old.held + more if shared is None else shared.held,
     )
     samples = (grant > 0) & (computed == old.known)
-    fresh = jnp.clip(computed - old.peak, 0, grant)
+    fresh = jnp.clip(computed - jnp.maximum(old.peak, start), 0, grant)
     prefills = (grant > 0) & (
         (grant > 1) | (computed < old.known) | (old.known == old.prompt)
     )
-    blocks = pool.allocate(state.blocks, row, along(old.held), along(more))
+    if shared is None:
+        blocks = pool.allocate(state.blocks, row, along(old.held), along(more))
+    else:
+        blocks = shared.blocks
     grants, prefilling = along(grant), along(prefills) > 0
     waiting = is_waiting(rows.status)
     num_waiting = jnp.sum(waiting)
+    live_tokens = jnp.sum(jnp.where(runs, computed, 0))
+    if shared is not None:
+        # What several rows share is full, and counts once.
+        doubled = jnp.sum(jnp.maximum(blocks.refs - 1, 0)) * state.system.block_size
+        live_tokens = live_tokens - doubled
     unseen = (decision.limited_by == LimitedBy.QUEUE_EMPTY) & (inbox.backlog > 0)
     plan = Plan(
         running=running, grants=grants, fresh=along(fresh),
-        prefilling=prefilling, requests=requests, samples=samples, admitted=decision.admit,
-        resumed=resumed, preempted=decision.preempt,
-        swapped_out=decision.preempt & (decision.requeue == Requeue.SWAP_OUT),
+        prefilling=prefilling, requests=requests, samples=samples,
+        # Its position was computed before: a preemption took the token back.
+        repeats=samples & (computed <= old.peak) if traits.drops_in_flight else None,
+        admitted=decision.admit, resumed=resumed, cached=cached, preempted=decision.preempt,
+        preempt_order=decision.preempt_order,
+        swapped_out=decision.preempt & swaps_out(decision.requeue),
         swapped_in=decision.admit & decision.swap_in, refused=decision.refuse,
         entered=received.rows, turned_away=received.refusals, max_tokens=received.max_tokens,
         aborted_requests=aborted, scheduled_tokens=jnp.sum(grants),
@@ -168,7 +202,7 @@ def _grant(state, decision, inbox: Inbox, received: Received, aborted, requests,
         extra_tokens=decision.extra_tokens, num_sequences=jnp.sum(grants > 0),
         num_running=state.num_running, num_waiting=num_waiting, backlog=inbox.backlog,
         free_rows=jnp.sum(rows.status == Status.FREE), free_blocks=blocks.free,
-        live_tokens=jnp.sum(jnp.where(runs, computed, 0)), queue_order=rows.queue_order,
+        live_tokens=live_tokens, queue_order=rows.queue_order,
         waiting=waiting,
         limited_by=jnp.where(unseen, int(LimitedBy.ROWS), decision.limited_by),
         wake=decision.wake,

@@ -6,12 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from cbjax.core import time
 from cbjax.core.blocks import Blocks, empty_blocks
 from cbjax.core.limits import Limits, System
-from cbjax.core.policy import Policy
+from cbjax.core.policy import Policy, Traits
 from cbjax.core.reasons import IterationKind
 from cbjax.core.rows import NO_ROW, Rows, Status, empty_rows
 from cbjax.core.time import Time
@@ -33,6 +33,10 @@ class State:
     queue_front: Int[Array, ""]  # smallest queue key given so far
     queue_back: Int[Array, ""]  # next queue key at the end
     swap_free: Int[Array, ""]  # free blocks of the host pool
+    # Ended, but seen as running for one more iteration; None without lag.
+    ending: Bool[Array, "P"] | None
+    # Got a token in the last iteration; None unless `Traits.drops_in_flight`.
+    newest: Bool[Array, "P"] | None
     finished: Int[Array, ""]  # requests that ended since the last `schedule`
     last_kind: Int[Array, ""]  # IterationKind
     last_duration: Time
@@ -57,18 +61,24 @@ def initial_state(policy: Policy, limits: Limits, system: System) -> State:
                 f"{knob} = {policy.knobs[knob]} exceeds limits.{capacity} = "
                 f"{getattr(limits, capacity)}: raise the limit or lower {knob}"
             )
-    return _empty(limits, system, policy.init(policy.knobs, limits, system))
+    if policy.traits.shares and not (limits.cached_tokens and limits.context):
+        raise ValueError(
+            f"policy {policy.name} shares prefixes, which needs token ids: limits.context = "
+            f"{limits.context} and limits.cached_tokens = {limits.cached_tokens} must be above 0"
+        )
+    return _empty(limits, system, policy.init(policy.knobs, limits, system), policy.traits)
 
 
 # One program instead of some sixty small ones: a sweep builds many states.
-@partial(jax.jit, static_argnames=("limits",))
-def _empty(limits: Limits, system: System, carried: Any) -> State:
+@partial(jax.jit, static_argnames=("limits", "traits"))
+def _empty(limits: Limits, system: System, carried: Any, traits: Traits) -> State:
     state = State(
         rows=empty_rows(limits.rows),
         running=jnp.full(limits.seats, NO_ROW, jnp.int32),
         num_running=jnp.int32(0),
         blocks=empty_blocks(
-            limits.rows, limits.blocks, limits.blocks_per_sequence, system.num_blocks
+            limits.rows, limits.blocks, limits.blocks_per_sequence, system.num_blocks,
+            limits.cached_tokens if traits.shares else 0,
         ),
         token_ids=jnp.zeros((limits.rows, limits.context), jnp.int32),
         system=system,
@@ -76,13 +86,15 @@ def _empty(limits: Limits, system: System, carried: Any) -> State:
         queue_front=jnp.int32(0),
         queue_back=jnp.int32(0),
         swap_free=system.swap_blocks,
+        ending=jnp.zeros(limits.rows, bool) if traits.lag else None,
+        newest=jnp.zeros(limits.rows, bool) if traits.drops_in_flight else None,
         finished=jnp.int32(0),
         last_kind=jnp.int32(IterationKind.IDLE),
         last_duration=time.zero(),
         clock=time.zero(),
     )
     # The verbs may donate the state: every leaf needs a buffer of its own.
-    return jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), state)
+    return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.asarray(leaf).dtype, copy=True), state)
 
 
 def view(state: State, backlog: Int[Array, ""], limits: Limits) -> View:
@@ -98,4 +110,6 @@ def view(state: State, backlog: Int[Array, ""], limits: Limits) -> View:
         backlog=backlog, num_waiting=jnp.sum(waiting) + backlog, finished=state.finished,
         last_kind=state.last_kind, last_duration=state.last_duration, clock=state.clock,
         system=state.system, iteration_tokens=limits.tokens,
+        blocks=None if state.blocks.cache is None else state.blocks,
+        token_ids=None if state.blocks.cache is None else state.token_ids,
     )

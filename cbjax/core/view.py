@@ -1,6 +1,7 @@
 """What a policy sees: the rows, the run order, and a few numbers of the system. Nothing else."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +37,9 @@ class View:
     last_duration: Time
     clock: Time
     system: System
+    # For a policy that shares prefixes, else None: the pool (Blocks), and known tokens [P, C].
+    blocks: Any
+    token_ids: Any
     # Static: most tokens of one iteration (Limits.tokens).
     iteration_tokens: int = field(metadata={"static": True})
 

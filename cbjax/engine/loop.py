@@ -107,6 +107,7 @@ class Loop:
     _backlog: deque[Arrival] = field(init=False, default_factory=deque)
     _seen: set[int] = field(init=False, default_factory=set)  # requests in the rows
     _aborts: list[int] = field(init=False, default_factory=list)
+    _ending: int = field(init=False, default=0)  # ended requests that the policy still sees
     _idle_steps: int = field(init=False, default=0)
     _checked: Snapshot | None = field(init=False, default=None)  # debug mode's last state
 
@@ -117,8 +118,8 @@ class Loop:
 
     @property
     def alive(self) -> int:
-        """Requests that were submitted and have not ended."""
-        return len(self._seen) + len(self._backlog)
+        """Requests that were submitted and have not left."""
+        return len(self._seen) + len(self._backlog) + self._ending
 
     def submit(self, arrival: Arrival) -> None:
         """Queue a request behind all others.
@@ -167,7 +168,7 @@ class Loop:
         self._notice_stall(host, total, bool(entered or refused or aborted))
         start = end = self.clock.now()
         emitted, rung = None, None
-        if total:
+        if total or self._ending:
             rung = self.ladder.rungs[self.ladder.choose(total, int(host.num_sequences))]
             tokens, stopped = self.executor.execute(self.state, plan, host, rung)
             end = self.clock.now()
@@ -177,6 +178,7 @@ class Loop:
                 self._checked = check(self.state, self.limits, before=self._checked)
             done = emitted.finished != 0
             self._seen -= {int(request) for request in emitted.requests[done]}
+            self._ending = int(np.sum(done)) * self.policy.traits.lag
         return Step(
             host, emitted, rung, begun, start, end, self.clock.now(), entered, refused, aborted,
             self._block_size, self._num_blocks,

@@ -139,6 +139,14 @@ def _event(turn: Turn) -> IterationEvent:
         )
         if row != NO_ROW and tokens > 0
     ]
+    cached = []
+    if plan.cached is not None:
+        # A request that returns finds its own blocks too: only its first prompt counts.
+        first = plan.admitted & ~plan.resumed
+        cached = [
+            (request, int(tokens))
+            for request, tokens in zip(step.ids(first), plan.cached[first], strict=True)
+        ]
     apart = {request_id for request_id, _, _ in turn.ended}
     ends = finished_in(step) if turn.finished is None else turn.finished
     finished = [(request_id, reason) for request_id, reason in ends if request_id not in apart]
@@ -146,7 +154,8 @@ def _event(turn: Turn) -> IterationEvent:
         start_s=step.start_s, duration_s=step.end_s - step.start_s,
         host_s=(step.start_s - step.begun_s) + (step.done_s - step.end_s),
         rung=str(step.rung), rung_tokens=step.rung.tokens, extra_tokens=int(plan.extra_tokens),
-        grants=grants, admitted=step.ids(plan.admitted), preempted=step.ids(plan.preempted),
+        grants=grants, admitted=step.ids(plan.admitted), cached=cached,
+        preempted=step.ids(plan.preempted),
         swapped=step.ids(plan.swapped_out), emitted=step.ids(emitted.emitted),
         delivered=turn.delivered, finished=finished, running=int(plan.num_running),
         waiting=int(plan.num_waiting), backlog=int(plan.backlog),

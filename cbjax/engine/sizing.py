@@ -34,6 +34,7 @@ def limits_for(
     return Limits(
         seats=seats, window=window, tokens=tokens, blocks=num_blocks,
         blocks_per_sequence=blocks_for(max_length, block_size), inbox=INBOX, context=context,
+        cached_tokens=num_blocks * block_size if policy.traits.shares else 0,
     )
 
 

@@ -1,7 +1,7 @@
 """Policies: one file per system, a plain function with that system's own knobs and defaults.
 
 `cbjax.policies.<name>` is the function `<name>` of the file `cbjax/policies/<name>.py`. A new
-policy is a new file: nothing is registered.
+policy is a new file: nothing is registered. A file whose name starts with `_` is a part of others.
 """
 
 import importlib
@@ -10,7 +10,9 @@ from collections.abc import Callable
 
 from cbjax.core.policy import Policy
 
-names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+names = sorted(
+    module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")
+)
 # The functions take the place of the modules of the same name.
 globals().update(
     {name: getattr(importlib.import_module(f"{__name__}.{name}"), name) for name in names}

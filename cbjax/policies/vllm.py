@@ -1,17 +1,22 @@
 """vLLM's V1 scheduler: running requests first, chunked prefill, recompute preemption.
 
 One token budget for everything. Running requests are served in the order of their latest admission;
-when blocks run out the last of them is preempted. Then, in an iteration that preempted nothing,
-waiting requests are admitted until the first that does not fit. Rules as of vLLM 0.32 (first come,
-first served, no prefix caching).
+when blocks run out the last of them is preempted, or the least urgent under `policy="priority"`.
+Then, in an iteration that preempted nothing, waiting requests are admitted until the first that
+does not fit. Rules as of vLLM 0.32.
 """
+
+from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
 
-from cbjax.core import rules
+from cbjax.core import rules, sharing, victims
+from cbjax.core.decision import Requeue
 from cbjax.core.limits import Limits, System, blocks_for
-from cbjax.core.policy import Policy, require_positive
+from cbjax.core.policy import Policy, Traits, require_positive
 from cbjax.core.reasons import LimitedBy
+from cbjax.core.sharing import Shared
 from cbjax.core.view import View
 
 
@@ -20,6 +25,8 @@ def vllm(
     max_num_seqs: int = 256,
     enable_chunked_prefill: bool = True,
     long_prefill_token_threshold: int = 0,
+    policy: str = "fcfs",
+    enable_prefix_caching: bool = False,
     scheduler_reserve_full_isl: bool = True,
     watermark: float = 0.0,
 ) -> Policy:
@@ -32,6 +39,10 @@ def vllm(
             prefill is cut by the budget, and by the threshold below.
         long_prefill_token_threshold: most tokens of one request in an iteration; 0 = no bound. Not
             applied to a request that is alone in the system.
+        policy: "fcfs", or "priority": the request with the smallest `priority` is admitted first
+            and preempted last; ties by arrival.
+        enable_prefix_caching: full blocks are found again by their tokens. The original has it on
+            by default; here it needs token ids, so it is a choice.
         scheduler_reserve_full_isl: admit a request only if blocks for all its known tokens are
             free, not just for its first chunk.
         watermark: share of the blocks that must stay free when a request is admitted while others
@@ -49,6 +60,8 @@ def vllm(
             f"{max_num_seqs}: a full batch of decodes would not fit; raise the budget or lower the "
             "seats"
         )
+    if policy not in _DECIDE:
+        raise ValueError(f"policy = {policy!r}: choose one of {sorted(_DECIDE)}")
     if long_prefill_token_threshold < 0:
         raise ValueError(
             f"long_prefill_token_threshold = {long_prefill_token_threshold}: give 0 for no bound, "
@@ -65,8 +78,9 @@ def vllm(
         watermark=watermark,
     )
     return Policy(
-        knobs=knobs, name="vllm", init=_init, decide=_decide, seats="max_num_seqs",
+        knobs=knobs, name="vllm", init=_init, decide=_DECIDE[policy], seats="max_num_seqs",
         budget="max_num_batched_tokens",
+        traits=Traits(shares=enable_prefix_caching, register_at="schedule"),
     )
 
 
@@ -83,7 +97,7 @@ def _init(knobs: dict, limits: Limits, system: System):
     return jnp.int32(int(float(knobs["watermark"]) * (int(system.num_blocks) + 1)))
 
 
-def _decide(knobs: dict, watermark_blocks, view: View):
+def _decide(knobs: dict, watermark_blocks, view: View, *, priority: bool):
     budget = knobs["max_num_batched_tokens"]
     threshold = knobs["long_prefill_token_threshold"]
     alone = view.num_running + view.num_waiting == 1
@@ -94,24 +108,33 @@ def _decide(knobs: dict, watermark_blocks, view: View):
         return jnp.where(bounded, jnp.minimum(tokens, threshold), tokens)
 
     computed = view.in_run_order(view.rows.computed)
-    held = view.in_run_order(view.rows.held)
     want = chunk(view.in_run_order(view.rows.known) - computed)
-    grant = rules.fill_in_order(want, budget)
-    need = jnp.maximum(blocks_for(computed + grant, block_size) - held, 0)
-    need = jnp.where(grant > 0, need, 0)
-    keep = rules.survivors(need, view.in_run_order(view.freed), view.free_blocks, view.seated)
-    stays = jnp.arange(need.shape[0]) < keep
-    grant = jnp.where(stays, grant, 0)
-    preempt = view.per_row(view.seated & ~stays)
-    preempts = keep < view.num_running
+    seats = jnp.arange(want.shape[0])
+    pool = None if view.blocks is None else Shared(
+        view.blocks, view.rows.held, jnp.zeros_like(view.rows.held)
+    )
+    if pool is None and not priority:
+        served = victims.last_in_line(view, want, budget)
+    else:
+        urgency = view.in_run_order(view.rows.priority) if priority else seats
+        served = victims.serve_in_turn(view, want, budget, urgency, pool)
+    preempts = served.preempted > 0
 
     def offer(row, queue: rules.Queue) -> rules.Offer:
         known = view.rows.known[row]
-        tokens = chunk(known)
+        found: Any = None
+        hits = free_hits = jnp.int32(0)
+        if pool is not None:
+            found, hits, free_hits = sharing.hits(
+                queue.extra, view.token_ids, row, known, block_size
+            )
+        start = hits * block_size
+        tokens = chunk(known - start)
         whole = knobs["enable_chunked_prefill"] | (tokens <= queue.budget)
         tokens = jnp.minimum(tokens, queue.budget)
-        must_fit = jnp.where(knobs["scheduler_reserve_full_isl"], known, tokens)
-        lacks = blocks_for(must_fit, block_size)
+        must_fit = jnp.where(knobs["scheduler_reserve_full_isl"], known, start + tokens)
+        # A hit that nobody holds is taken out of the free blocks like any other.
+        lacks = blocks_for(must_fit, block_size) - hits + free_hits
         runs = queue.seats < knobs["max_num_seqs"]
         kept_free = jnp.where(runs, watermark_blocks, 0)
         limited_by = jnp.select(
@@ -119,20 +142,44 @@ def _decide(knobs: dict, watermark_blocks, view: View):
             [int(LimitedBy.BUDGET), int(LimitedBy.BLOCKS), int(LimitedBy.WATERMARK)],
             int(LimitedBy.QUEUE_EMPTY),
         )
-        return rules.Offer(tokens, tokens, limited_by)
+        if pool is None:
+            return rules.Offer(tokens, tokens, limited_by)
+        new = blocks_for(start + tokens, block_size) - hits
+
+        def take(shared: Shared) -> Shared:
+            shared = sharing.attach(shared, row, found, hits, block_size)
+            shared = sharing.grow(shared, row, new)
+            return sharing.enter(shared, view.token_ids, row, start + tokens, block_size)
+
+        return rules.Offer(
+            tokens, start + tokens, limited_by, blocks=new + free_hits, take=take
+        )
 
     queue = rules.admit_in_order(
         view,
         rules.start_queue(
-            view,
-            budget=budget - jnp.sum(grant),
-            seats=knobs["max_num_seqs"] - view.num_running,
-            free=view.free_blocks - jnp.sum(jnp.where(stays, need, 0)),
-            grant=view.per_row(grant),
-            kv_tokens=view.per_row(jnp.where(grant > 0, computed + grant, 0)),
+            view, budget=served.budget, seats=knobs["max_num_seqs"] - view.num_running,
+            free=served.free, grant=view.per_row(served.grant),
+            kv_tokens=view.per_row(jnp.where(served.grant > 0, computed + served.grant, 0)),
             limited_by=jnp.where(preempts, int(LimitedBy.PREEMPTING), int(LimitedBy.QUEUE_EMPTY)),
+            extra=() if served.shared is None else served.shared,
         ),
         offer,
         ~preempts,
+        view.rows.priority if priority else (),
     )
-    return rules.decide(view, queue, preempt=preempt), watermark_blocks
+    room = dict(preempt=view.per_row(view.seated & ~served.stays))
+    if pool is not None:
+        room |= dict(shared=queue.extra)
+    if priority:
+        # A victim keeps its place: arrival decides among equals, before and after.
+        room |= dict(
+            preempt_order=view.per_row(served.order),
+            requeue=jnp.full(view.rows.held.shape, int(Requeue.KEPT), jnp.int32),
+        )
+    return rules.decide(view, queue, **room), watermark_blocks
+
+
+_DECIDE = {
+    "fcfs": partial(_decide, priority=False), "priority": partial(_decide, priority=True),
+}

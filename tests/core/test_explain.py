@@ -8,7 +8,7 @@ from cbjax.core.explain import explain, first_difference, why_waiting
 from cbjax.core.log import IterationRecord
 
 ENTRY = IterationRecord(
-    iteration=0, scheduled=((0, 4),), new=(0,), resumed=(), preempted=(), finished=(),
+    iteration=0, scheduled=((0, 4),), new=(0,), resumed=(), cached=(), preempted=(), finished=(),
     finish_reasons=(), free_blocks=1, waiting=2, running=1, backlog=0, refused=(), aborted=(),
     queue=(5, 7), queue_blocks=(3, 1), limited_by="blocks", extra_tokens=0,
 )

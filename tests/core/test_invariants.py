@@ -18,8 +18,8 @@ from cbjax.core.rows import NO_REQUEST, NO_ROW, Status
 from cbjax.core.schedule import schedule_jit
 from cbjax.core.state import initial_state
 from cbjax.core.time import Time
+from cbjax.parity.driver import run_on_host
 from tests.policies.beside import CASES, LIMITS, Case, mismatch, oracle_log
-from tests.policies.driver import run_on_host
 
 
 @pytest.mark.parametrize("name", sorted(CASES))

@@ -35,11 +35,12 @@ def mixed_requests(count: int, vocab_size: int, longest_prompt: int, most_output
 
 @dataclass(frozen=True)
 class Served:
-    """Tokens of each request in order, and how often requests were preempted."""
+    """Tokens of each request in order, and what happened on the way."""
 
     tokens: list[tuple[int, ...]]
     preemptions: int
     iterations: int
+    cached: int  # prompt tokens that were found computed
 
 
 def serve_all(
@@ -49,19 +50,22 @@ def serve_all(
     """Serve requests, at most `at_once` in the system at a time, and collect their tokens."""
     tokens: dict[int, list[int]] = {}
     waiting = list(enumerate(requests))
-    preemptions = iterations = 0
+    preemptions = iterations = cached = 0
     while waiting or engine.alive:
         while waiting and (at_once is None or engine.alive < at_once):
             index, ask = waiting.pop(0)
             tokens[engine.submit(ask.prompt, request_id=index, **ask.settings)] = []
         turn, outputs = engine.turn()
         preemptions += int(turn.step.plan.preempted.sum())
+        if turn.step.plan.cached is not None:
+            cached += int(turn.step.plan.cached.sum())
         iterations += 1
         for output in outputs:
             assert output.error is None, output.error
             tokens[output.request_id] += output.token_ids
         after_step(iterations)
-    return Served([tuple(tokens[index]) for index in range(len(requests))], preemptions, iterations)
+    in_order = [tuple(tokens[index]) for index in range(len(requests))]
+    return Served(in_order, preemptions, iterations, cached)
 
 
 def small_ladder(tokens: int, seats: int) -> Ladder:

@@ -1,6 +1,7 @@
 """An oracle stepped beside its array policy: workloads to draw, and the comparison."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
@@ -9,18 +10,34 @@ from cbjax import policies
 from cbjax.core.limits import Limits, system
 from cbjax.core.log import IterationRecord
 from cbjax.core.policy import Policy
-from tests.policies.driver import run
+from cbjax.parity.driver import run
+from cbjax.parity.workload import Request, Workload
+from tests.policies.oracles import (
+    sarathi,
+    sglang,
+    tensorrt_llm,
+    tgi,
+    transformers,
+    triton,
+    vllm_v0,
+)
 from tests.policies.oracles.orca import Orca
 from tests.policies.oracles.static import Static
 from tests.policies.oracles.vllm import Vllm
-from tests.policies.workloads import Request, Workload
 
 # Every random workload is padded to these, so that a policy compiles once.
 LIMITS = Limits(
     seats=6, window=3, tokens=64, blocks=64, blocks_per_sequence=48, inbox=20, context=0
 )
 MAX_LENGTH = 48
-ORACLES = {"vllm": Vllm, "orca": Orca, "static": Static}
+ORACLES = {
+    "vllm": Vllm, "orca": Orca, "static": Static, "sarathi": sarathi.Sarathi,
+    "sglang": sglang.Sglang, "tensorrt_llm": tensorrt_llm.TensorrtLlm,
+    "vllm_v0": vllm_v0.VllmV0,
+    "triton": triton.Triton,
+    "transformers": partial(transformers.Transformers, seats=LIMITS.seats),
+    "tgi": tgi.Tgi,
+}
 
 
 @dataclass(frozen=True)
@@ -33,6 +50,7 @@ class Case:
     num_blocks: int
     max_length: int
     workload: Workload
+    swap_blocks: int = 0
 
     def policy(self) -> Policy:
         return policies.get(self.name)(**self.knobs)
@@ -40,7 +58,7 @@ class Case:
     def system(self):
         return system(
             LIMITS, block_size=self.block_size, num_blocks=self.num_blocks,
-            max_length=self.max_length,
+            max_length=self.max_length, swap_blocks=self.swap_blocks,
         )
 
 
@@ -53,14 +71,14 @@ def oracle_log(case: Case, iterations: int = 5000) -> list[dict[str, Any]]:
     """The decisions of the oracle; requests arrive one by one, whatever rows there are."""
     oracle = ORACLES[case.name](
         block_size=case.block_size, num_blocks=case.num_blocks, max_length=case.max_length,
-        iteration_tokens=LIMITS.tokens, **case.knobs,
+        iteration_tokens=LIMITS.tokens, swap_blocks=case.swap_blocks, **case.knobs,
     )
     requests = list(case.workload.requests)
     stop_after = {request.id: request.stop_after for request in requests}
     log: list[dict[str, Any]] = []
     to_come = requests[:]
     for iteration in range(iterations):
-        if not (to_come or oracle.queue or oracle.running):
+        if not (to_come or oracle.busy):
             return log
         named = {id for when, id in case.workload.aborts if when == iteration}
         # An arrival and its abort in one iteration: it never gets in.
@@ -71,11 +89,16 @@ def oracle_log(case: Case, iterations: int = 5000) -> list[dict[str, Any]]:
             if request.id in named:
                 aborted.add(request.id)
                 continue
-            word = oracle.arrive(request.id, request.prompt, request.max_tokens)
+            # Most systems know no deadlines.
+            more = {} if request.deadline is None else dict(deadline=request.deadline)
+            word = oracle.arrive(
+                request.id, request.prompt, request.max_tokens, request.priority, **more
+            )
             if word:
                 refused.append((request.id, word))
         step = oracle.schedule()
-        step |= dict(refused=tuple(refused), aborted=tuple(sorted(aborted)))
+        refused += step.get("refused", ())
+        step |= dict(refused=tuple(sorted(refused)), aborted=tuple(sorted(aborted)))
         log.append(step | oracle.finish(stop_after))
     raise AssertionError(f"the oracle is not done after {iterations} iterations")
 
@@ -85,6 +108,8 @@ def mismatch(log: list[IterationRecord], oracle: list[dict[str, Any]]) -> str | 
     for ours, theirs in zip(log, oracle, strict=False):
         for name, expected in theirs.items():
             value = getattr(ours, name)
+            if name == "refused":
+                value = tuple(sorted(value))
             if name == "queue":
                 # Behind the window only the number is known.
                 if len(value) + ours.backlog != len(expected):
@@ -98,9 +123,9 @@ def mismatch(log: list[IterationRecord], oracle: list[dict[str, Any]]) -> str | 
 
 
 @st.composite
-def workloads(draw, block_size: int, max_length: int) -> Workload:
+def workloads(draw, block_size: int, max_length: int, most: int = 20) -> Workload:
     """Up to 20 requests, more than there are rows; a few are absurd, a few are aborted."""
-    count = draw(st.one_of(st.integers(1, 8), st.integers(12, 20)))
+    count = draw(st.one_of(st.integers(1, 8), st.integers(min(12, most), most)))
     absurd = [0, max_length - 1, max_length, max_length + 5]
     prompts = st.one_of(
         st.integers(1, 8), st.integers(1, 8), st.integers(1, 30),
@@ -116,7 +141,7 @@ def workloads(draw, block_size: int, max_length: int) -> Workload:
     requests, now = [], 0
     for id, (gap, prompt, max_tokens, stop_after) in enumerate(drawn):
         now += gap
-        requests.append(Request(id, now, prompt, max_tokens, stop_after))
+        requests.append(Request(id, now, prompt, max_tokens, stop_after, draw(st.integers(0, 2))))
     # Ids beyond the last request are unknown; an id may be named twice.
     aborts = draw(
         st.lists(
@@ -143,6 +168,7 @@ def vllm_cases(draw) -> Case:
     block_size, num_blocks, max_length = draw(systems())
     chunks = draw(st.sampled_from([True, True, True, False]))
     seats = draw(st.sampled_from([1, 2, 3, 4, 4, 5, 5, 6, 6]))
+    policy = draw(st.sampled_from(["fcfs", "priority"]))
     least = seats
     if not chunks:
         # Several whole prompts must compete for one budget, and not for blocks.
@@ -153,10 +179,12 @@ def vllm_cases(draw) -> Case:
     knobs = dict(
         max_num_batched_tokens=budget, max_num_seqs=seats, enable_chunked_prefill=chunks,
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 3, 7, 16])),
-        scheduler_reserve_full_isl=draw(st.booleans()),
+        policy=policy, scheduler_reserve_full_isl=draw(st.booleans()),
         watermark=draw(st.sampled_from([0.0, 0.0, 0.0, 0.05, 0.2, 0.5])),
     )
-    workload = draw(workloads(block_size, max_length))
+    # A policy that sorts is exact while nobody waits behind the window.
+    most = LIMITS.rows if policy == "priority" else 20
+    workload = draw(workloads(block_size, max_length, most))
     return Case("vllm", knobs, block_size, num_blocks, max_length, workload)
 
 
@@ -179,4 +207,12 @@ def static_cases(draw) -> Case:
     return Case("static", knobs, *numbers, draw(workloads(numbers[0], numbers[2])))
 
 
-CASES = {"vllm": vllm_cases(), "orca": orca_cases(), "static": static_cases()}
+CASES = {
+    "vllm": vllm_cases(), "orca": orca_cases(), "static": static_cases(),
+    "sarathi": sarathi.cases(),
+    "sglang": sglang.cases(), "tensorrt_llm": tensorrt_llm.cases(),
+    "vllm_v0": vllm_v0.cases(),
+    "triton": triton.cases(),
+    "transformers": transformers.cases(),
+    "tgi": tgi.cases(),
+}

@@ -1,120 +1,166 @@
-"""Decisions recorded from vLLM's own scheduler, replayed: equal in every field."""
+"""Decisions recorded from the originals' own schedulers, replayed: equal in every field."""
 
 import gzip
 import json
-from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from cbjax.core.limits import system
 from cbjax.core.reasons import FinishReason, Refusal
-from tests.policies.golden import FIELDS, SAMPLE, SHARED, differences, load, load_vllm, replay
+from cbjax.parity.__main__ import main
+from cbjax.parity.driver import run_watched
+from cbjax.parity.systems import format_of
+from cbjax.parity.traces import NotRead, compact, compare, first_difference, load, replay
 
-SAMPLE_FILE = SAMPLE / "vllm_fcfs.jsonl.gz"
-OPEN_FILE = SHARED / "vllm_open.jsonl.gz"
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = ROOT.parent / "shared" / "golden"
+SAMPLES = sorted((ROOT / "tests" / "golden").glob("*.jsonl.gz"))
 HANG_FILE = SHARED / "vllm_hang.jsonl.gz"
+RECORDED = sorted(SHARED.glob("*_open.jsonl.gz"))
 
 
-def replay_all(traces):
-    """Differences over all traces, and how many iterations and preemptions were compared."""
-    found, iterations, preemptions = [], 0, 0
-    for trace in traces:
-        log = replay(trace)
-        found += differences(trace, log)
-        iterations += len(log)
-        preemptions += sum(len(entry.preempted) for entry in log)
-    return found, iterations, preemptions
+def replay_all(path: Path) -> tuple[list[str], int, str]:
+    """Names of the traces that differ, how many are equal, and all counts in words."""
+    differ: list[str] = []
+    equal = marked = not_read = 0
+    for recorded in load(path):
+        form = format_of(recorded)
+        try:
+            trace = form.read(recorded)
+        except NotRead:
+            not_read += 1
+            continue
+        difference = compare(trace, form)
+        if trace.marked:
+            marked += 1
+        elif difference:
+            differ.append(f"{trace.name}, iteration {difference.iteration}: {difference.names}")
+        else:
+            equal += 1
+    words = f"{equal} equal, {len(differ)} differ, {marked} marked, {not_read} not read"
+    return differ, equal, f"{path.name}: {words}"
 
 
-def test_sample_of_vllm_decisions_replays_equal(report_line):
-    traces = load(SAMPLE_FILE)
-    found, iterations, preemptions = replay_all(traces)
-    report_line(
-        f"vllm sample: {len(traces)} workloads, {iterations} iterations, "
-        f"{preemptions} preemptions, {len(found)} differences"
-    )
-    assert not found, found[:5]
-    assert preemptions > 50
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name.split(".")[0])
+def test_sample_of_recorded_decisions_replays_equal(path, report_line):
+    differ, equal, words = replay_all(path)
+    report_line(words)
+    assert not differ, differ[:5]
+    assert equal >= 20
 
 
-@pytest.mark.skipif(
-    not OPEN_FILE.exists(), reason="the full set of recorded decisions is not beside this checkout"
-)
-def test_all_fcfs_vllm_decisions_replay_equal(report_line):
-    traces = load_vllm(OPEN_FILE)
-    found, iterations, preemptions = replay_all(traces)
-    report_line(
-        f"vllm recorded: {len(traces)} workloads, {iterations} iterations, "
-        f"{preemptions} preemptions, {len(found)} differences"
-    )
-    assert not found, found[:5]
+@pytest.mark.slow
+@pytest.mark.skipif(not RECORDED, reason="the full set of recordings is not beside this checkout")
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name.split(".")[0])
+def test_all_recorded_decisions_replay_equal(path, report_line):
+    differ, equal, words = replay_all(path)
+    report_line(words)
+    assert not differ, differ[:5]
+    assert equal >= 50
 
 
-def test_sample_exercises_every_rule():
+def vllm_sample() -> list[dict]:
+    return list(load(ROOT / "tests" / "golden" / "vllm.jsonl.gz"))
+
+
+def test_vllm_sample_exercises_every_rule():
     """Without these the sample would pass while a rule is wrong."""
-    traces = load(SAMPLE_FILE)
-    preempted, threshold = FIELDS.index("preempted"), "long_prefill_token_threshold"
+    traces = vllm_sample()
     knobs = [trace["knobs"] for trace in traces]
-    preempts = [any(step[preempted] for step in trace["iterations"]) for trace in traces]
+    preempts = [any(step["preempted"] for step in trace["iterations"]) for trace in traces]
     assert sum(preempts) >= 10
-    assert sum(knob[threshold] > 0 for knob in knobs) >= 5
+    assert sum(knob["long_prefill_token_threshold"] > 0 for knob in knobs) >= 5
     assert sum(not knob["enable_chunked_prefill"] for knob in knobs) >= 5
     assert sum(not knob["scheduler_reserve_full_isl"] for knob in knobs) >= 5
     assert sum(knob["watermark"] > 0 for knob in knobs) >= 5
     assert sum(
-        any(output == 1 for _, _, output in trace["requests"]) for trace in traces
+        any(request["output_tokens"] == 1 for request in trace["requests"]) for trace in traces
     ) >= 3
     assert {trace["block_size"] for trace in traces} == {4, 16, 32}
 
 
 def test_replay_notices_a_changed_decision():
     """The comparison itself: one number changed in one iteration is found."""
-    trace = json.loads(json.dumps(load(SAMPLE_FILE)[0]))
-    log = replay(trace)
-    assert not differences(trace, log)
-    busy = next(index for index, entry in enumerate(log) if entry.scheduled)
-    trace["iterations"][busy][FIELDS.index("free_blocks")] += 1
-    assert len(differences(trace, log)) == 1
-    assert len(differences(trace, [*log[:-1]])) == 2
-    log[busy] = replace(log[busy], running=log[busy].running + 1)
-    assert len(differences(trace, log)) == 2
+    recorded = vllm_sample()[0]
+    form = format_of(recorded)
+    trace = form.read(recorded)
+    ours, records = replay(trace, form)
+    theirs = trace.iterations
+    assert first_difference(theirs, ours, records) is None
+    assert first_difference(theirs, ours[:-1], records).names == ["length"]
+    busy = next(index for index, entry in enumerate(records) if entry.scheduled)
+    theirs[busy] = theirs[busy] | dict(free_blocks=theirs[busy]["free_blocks"] + 1)
+    found = first_difference(theirs, ours, records)
+    assert (found.iteration, found.names) == (busy, ["free_blocks"])
+
+
+def test_command_counts_and_shows_the_first_difference(tmp_path, capsys):
+    good, bad = vllm_sample()[:2]
+    busy = next(step for step in bad["iterations"] if step["scheduled"])
+    busy["free_blocks"] += 1
+    for name, lines in (("good", [good]), ("both", [good, bad])):
+        with gzip.open(tmp_path / f"{name}.jsonl.gz", "wt") as out:
+            out.writelines(json.dumps(compact(line)) + "\n" for line in lines)
+    assert main([str(tmp_path / "good.jsonl.gz")]) == 0
+    assert capsys.readouterr().out.endswith("1 equal, 0 differ, 0 marked\n")
+    assert main([str(tmp_path / "both.jsonl.gz")]) == 1
+    out = capsys.readouterr().out
+    assert f"iteration {bad['iterations'].index(busy)} differs in ['free_blocks']" in out
+    assert out.endswith("1 equal, 1 differ, 0 marked\n")
+
+
+def test_command_names_a_file_it_cannot_read(tmp_path, capsys):
+    broken = tmp_path / "broken.jsonl.gz"
+    with gzip.open(broken, "wt") as out:
+        out.write("{}\nnot JSON\n")
+    for path, words in ((broken, "line 2"), (tmp_path / "none", "no such file")):
+        with pytest.raises(SystemExit) as stop:
+            main([str(path)])
+        assert stop.value.code == 2
+        assert words in capsys.readouterr().err
 
 
 @pytest.mark.skipif(
-    not HANG_FILE.exists(), reason="the full set of recorded decisions is not beside this checkout"
+    not HANG_FILE.exists(), reason="the full set of recordings is not beside this checkout"
 )
 def test_workloads_that_hang_the_original_end_here():
     """A request that never fits is refused, one that grows too long is cut (FAULTS A1)."""
-    for trace in load_vllm(HANG_FILE):
-        log = replay(trace)
-        room = trace["num_blocks"] * trace["block_size"]
+    for recorded in load(HANG_FILE):
+        form = format_of(recorded)
+        trace = form.read(recorded)
+        _, log = replay(trace, form)
+        room = trace.num_blocks * trace.block_size
+        requests = trace.workload.requests
         refused = [pair for entry in log for pair in entry.refused]
         finished = {
             request: reason
             for entry in log
             for request, reason in zip(entry.finished, entry.finish_reasons, strict=True)
         }
-        too_long = {
-            id for id, (_, prompt, _) in enumerate(trace["requests"]) if prompt >= room
-        }
-        assert refused == [(request, Refusal.NEVER_FITS.word) for request in sorted(too_long)]
-        assert set(finished) == set(range(len(trace["requests"]))) - too_long
+        too_long = {one.id for one in requests if one.prompt >= room}
+        assert refused == [(id, Refusal.NEVER_FITS.word) for id in sorted(too_long)]
+        assert set(finished) == {one.id for one in requests} - too_long
         assert set(finished.values()) == {FinishReason.LENGTH.word}
-        assert len(log) < 100
+        assert trace.marked and len(log) < 100
 
 
-def test_head_that_never_fits_blocks_nobody():
-    """FAULTS A1: 4 blocks of 4, X with a 20-token prompt, Y with 4 behind it."""
-    trace = dict(
-        knobs=dict(max_num_batched_tokens=64, max_num_seqs=8), block_size=4, num_blocks=4,
-        max_length=64, requests=[[0, 20, 3], [0, 4, 3]],
+def test_samples_are_small():
+    for path in SAMPLES:
+        assert path.stat().st_size < 120_000, path.name
+
+
+def test_watched_values_come_from_between_the_verbs():
+    trace = format_of(vllm_sample()[0]).read(vllm_sample()[0])
+    form = format_of(vllm_sample()[0])
+    numbers = system(
+        form.limits, block_size=trace.block_size, num_blocks=trace.num_blocks,
+        max_length=trace.max_length,
     )
-    log = replay(trace)
-    assert log[0].refused == ((0, Refusal.NEVER_FITS.word),)
-    assert [entry.scheduled for entry in log] == [((1, 4),), ((1, 1),), ((1, 1),)]
-    assert log[-1].finished == (1,)
+    turns = run_watched(trace.policy, trace.workload, form.limits, numbers, watch=_in_flight)
+    for entry, watched in turns:
+        assert int(watched["tokens"]) == sum(tokens for _, tokens in entry.scheduled)
 
 
-def test_sample_is_small():
-    with gzip.open(SAMPLE_FILE, "rb") as lines:
-        assert len(lines.read()) < 2_000_000
-    assert SAMPLE_FILE.stat().st_size < 100_000
+def _in_flight(state, plan):
+    return dict(tokens=state.rows.in_flight.sum())

@@ -5,8 +5,8 @@ import pytest
 from cbjax import policies
 from cbjax.core.limits import system
 from cbjax.core.state import initial_state
+from cbjax.parity.workload import Request, Workload
 from tests.policies.beside import LIMITS, Case, array_log, mismatch, oracle_log
-from tests.policies.workloads import Request, Workload
 
 BURST = Workload(tuple(Request(id, 0, 5 + id, 6) for id in range(8)))
 DEFAULTS = {
@@ -38,6 +38,19 @@ def log_of(name, knobs, num_blocks=10, workload=BURST):
 )
 def test_knob_changes_a_decision(name, changed):
     assert log_of(name, {}) != log_of(name, changed)
+
+
+def test_priority_changes_a_decision():
+    """A lower number is more urgent: it goes first, and the largest makes room."""
+    workload = Workload(
+        (Request(0, 0, 8, 9, priority=1), Request(1, 0, 8, 9), Request(2, 0, 8, 9, priority=2))
+    )
+    seats = dict(max_num_seqs=2)
+    fcfs = log_of("vllm", seats, 5, workload)
+    urgent = log_of("vllm", seats | dict(policy="priority"), 5, workload)
+    assert fcfs[0][0] == ((0, 8), (1, 8))
+    assert urgent[0][0] == ((1, 8), (0, 8))
+    assert fcfs != urgent
 
 
 def test_chunking_changes_a_decision():

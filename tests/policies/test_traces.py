@@ -2,8 +2,8 @@
 
 import pytest
 
+from cbjax.parity.workload import Request, Workload
 from tests.policies.beside import Case, array_log, mismatch, oracle_log
-from tests.policies.workloads import Request, Workload
 
 TRACE_A = Workload((Request(0, 0, 6, 3), Request(1, 0, 9, 3)))
 VLLM_A = dict(max_num_batched_tokens=10, max_num_seqs=4)

@@ -15,6 +15,8 @@ class Sequence:
     prompt: int
     max_tokens: int
     outputs: int = 0
+    priority: int = 0
+    deadline: int | None = None
     computed: int = 0
     blocks: int = 0
     ran_before: bool = False
@@ -35,6 +37,7 @@ class Scheduler:
     num_blocks: int
     max_length: int
     iteration_tokens: int
+    swap_blocks: int = 0
     queue: list[Sequence] = field(default_factory=list)
     running: list[Sequence] = field(default_factory=list)
     scheduled: list[tuple[Sequence, int]] = field(default_factory=list)
@@ -46,11 +49,18 @@ class Scheduler:
     def __post_init__(self) -> None:
         self.free = self.num_blocks
 
+    @property
+    def busy(self) -> bool:
+        """Whether any request is inside."""
+        return bool(self.queue or self.running)
+
     def blocks_of(self, tokens: int) -> int:
         full, rest = divmod(tokens, self.block_size)
         return full + (1 if rest else 0)
 
-    def arrive(self, id: int, prompt: int, max_tokens: int) -> str | None:
+    def arrive(
+        self, id: int, prompt: int, max_tokens: int, priority: int = 0, deadline: int | None = None
+    ) -> str | None:
         """The word of the refusal, or None if the request joined the queue."""
         if prompt < 1:
             return "empty_prompt"
@@ -65,7 +75,8 @@ class Scheduler:
         most = 0
         while prompt + most < self.max_length and self._alone(prompt, most + 1):
             most += 1
-        self.queue.append(Sequence(id, prompt, min(max_tokens, most) if max_tokens > 0 else most))
+        outputs = min(max_tokens, most) if max_tokens > 0 else most
+        self.queue.append(Sequence(id, prompt, outputs, priority=priority, deadline=deadline))
         return None
 
     def _alone(self, prompt: int, outputs: int) -> bool:

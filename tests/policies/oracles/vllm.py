@@ -1,4 +1,4 @@
-"""vLLM V1's scheduler in plain Python: first come, first served, without prefix caching.
+"""vLLM V1's scheduler in plain Python, without prefix caching.
 
 Written from the numbered steps of its description (running pass, then waiting pass) and the
 surprises seen in decisions recorded from release 0.32.
@@ -17,6 +17,7 @@ class Vllm(Scheduler):
     max_num_seqs: int = 256
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
+    policy: str = "fcfs"
     scheduler_reserve_full_isl: bool = True
     watermark: float = 0.0
 
@@ -32,10 +33,17 @@ class Vllm(Scheduler):
             tokens = min(tokens, left)
             lacking = self.blocks_of(sequence.computed + tokens) - sequence.blocks
             while lacking > self.free:
-                victim = self.running.pop()
+                victim = self._victim()
+                # Whoever had its turn before the requester may go as well: undo that turn.
+                if self.running.index(victim) < index:
+                    index -= 1
+                    undone = next(pair for pair in self.scheduled if pair[0] is victim)
+                    self.scheduled.remove(undone)
+                    left += undone[1]
+                self.running.remove(victim)
                 self.drop(victim)
                 victim.computed = 0
-                self.queue.insert(0, victim)
+                self._requeue(victim)
                 preempted.append(victim)
                 if victim is sequence:
                     break
@@ -54,6 +62,21 @@ class Vllm(Scheduler):
             limited_by = self._admit(left, alone, new, resumed)
         return self.decided(new=new, resumed=resumed, preempted=preempted, limited_by=limited_by)
 
+    def _victim(self) -> Sequence:
+        if self.policy == "fcfs":
+            return self.running[-1]
+        return max(self.running, key=lambda sequence: (sequence.priority, sequence.id))
+
+    def _requeue(self, victim: Sequence) -> None:
+        self.queue.insert(0, victim)
+        if self.policy == "priority":
+            self.queue.sort(key=lambda sequence: sequence.id)
+
+    def _head(self) -> Sequence:
+        if self.policy == "fcfs":
+            return self.queue[0]
+        return min(self.queue, key=lambda sequence: (sequence.priority, sequence.id))
+
     def _capped(self, tokens: int, alone: bool) -> int:
         threshold = self.long_prefill_token_threshold
         return threshold if 0 < threshold < tokens and not alone else tokens
@@ -64,7 +87,7 @@ class Vllm(Scheduler):
                 return "seats"
             if left == 0:
                 return "budget"
-            head = self.queue[0]
+            head = self._head()
             tokens = self._capped(head.tokens, alone)
             if tokens > left:
                 if not self.enable_chunked_prefill:
@@ -79,7 +102,7 @@ class Vllm(Scheduler):
             kept = int(self.watermark * (self.num_blocks + 1)) if self.running else 0
             if must_fit + kept > self.free:
                 return "watermark"
-            self.queue.pop(0)
+            self.queue.remove(head)
             self.running.append(head)
             (resumed if head.ran_before else new).append(head)
             head.ran_before = True

@@ -7,6 +7,7 @@ iteration. The host's way can look at the state after each verb; the compiled wa
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,16 +23,26 @@ from cbjax.core.rows import NO_REQUEST, NO_ROW, Status
 from cbjax.core.schedule import schedule, schedule_jit
 from cbjax.core.state import initial_state
 from cbjax.core.time import Time
-from tests.policies.workloads import Workload, as_arrays
+from cbjax.parity.workload import Workload, as_arrays, output_token
 
 _TURNS = 64  # iterations of one call of the compiled loop
 
 Check = Callable[..., None]
+Watch = Callable[..., dict[str, Any]]
 
 
 def run(
     policy: Policy, workload: Workload, limits: Limits, system: System, *, iterations: int = 5000
 ) -> list[IterationRecord]:
+    """Serve the workload inside a compiled loop; see `run_watched`."""
+    turns = run_watched(policy, workload, limits, system, iterations=iterations)
+    return [entry for entry, _ in turns]
+
+
+def run_watched(
+    policy: Policy, workload: Workload, limits: Limits, system: System, *, iterations: int = 5000,
+    watch: Watch | None = None,
+) -> list[tuple[IterationRecord, dict[str, Any]]]:
     """Serve the workload inside a compiled loop until all requests have ended.
 
     Args:
@@ -40,24 +51,30 @@ def run(
         limits: the capacities; one value for all tests of a module, so that it compiles once.
         system: the numbers.
         iterations: more than these raise.
+        watch: `(state, plan) -> dict of arrays`, asked between `schedule` and `commit`: what a
+            comparison needs beyond the record. One function for all calls: it is compiled in.
 
     Returns:
-        One record an iteration, idle ones included.
+        One record an iteration, idle ones included, and what was watched in it (numpy).
+
+    Raises:
+        RuntimeError: not done after so many iterations.
     """
-    arrays = as_arrays(workload, limits.inbox)
+    arrays = as_arrays(workload, limits.inbox, limits.context)
     state = initial_state(policy, limits, system)
     gone = jnp.zeros(limits.inbox, bool)
-    log: list[IterationRecord] = []
+    log: list[tuple[IterationRecord, dict[str, Any]]] = []
     while len(log) < iterations:
-        turns, state, gone, pages = _turns(policy, state, arrays, gone, len(log), limits)
+        turns, state, gone, pages = _turns(policy, state, arrays, gone, len(log), limits, watch)
         pages = jax.device_get(pages)
         leaves, shape = jax.tree.flatten(pages)
         for turn in range(int(turns)):
             page = jax.tree.unflatten(shape, [leaf[turn] for leaf in leaves])
-            log.append(_record(len(log), *page))
+            *facts, watched = page
+            log.append((_record(len(log), *facts), watched))
         if turns < _TURNS:
             return log
-    raise AssertionError(f"not done after {iterations} iterations: {log[-1]}")
+    raise RuntimeError(f"not done after {iterations} iterations: {log[-1]}")
 
 
 def run_on_host(
@@ -71,7 +88,7 @@ def run_on_host(
             `commit`.
         needs: record the blocks that waiting requests need.
     """
-    arrays = as_arrays(workload, limits.inbox)
+    arrays = as_arrays(workload, limits.inbox, limits.context)
     state = initial_state(policy, limits, system)
     gone = jnp.zeros(limits.inbox, bool)
     log: list[IterationRecord] = []
@@ -83,13 +100,13 @@ def run_on_host(
         if check:
             check(state, plan)
         gone, stopped = _after_jit(state, arrays, gone, inbox, plan)
-        tokens = np.arange(limits.rows, dtype=np.int32)
+        tokens = _tokens(state)
         state, emitted = commit_jit(state, plan, tokens, stopped, _moment(len(log) + 1))
         if check:
             check(state, None)
         entry = _record(len(log), dropped, inbox, plan, emitted, state if needs else None)
         log.append(entry)
-    raise AssertionError(f"not done after {iterations} iterations: {log[-1]}")
+    raise RuntimeError(f"not done after {iterations} iterations: {log[-1]}")
 
 
 def _record(iteration, dropped, inbox, plan, emitted, state=None) -> IterationRecord:
@@ -130,17 +147,25 @@ def _offer(policy: Policy, state, arrays, gone, now, limits: Limits):
     rows = state.rows
     aborted = jnp.any(rows.request[:, None] == abort[None, :], axis=1)
     free_rows = jnp.sum((rows.status == Status.FREE) | aborted)
-    empty = empty_inbox(limits)
+    empty, never = empty_inbox(limits), np.iinfo(np.int32).max
     inbox = Inbox(
         count=jnp.sum(here), request=request, group=jnp.asarray(empty.group), prompt=prompt,
         known=prompt, max_tokens=line_up(arrays["max_tokens"]),
-        predicted=jnp.asarray(empty.predicted), priority=jnp.asarray(empty.priority),
+        predicted=jnp.asarray(empty.predicted), priority=line_up(arrays["priority"]),
         arrival=Time(line_up(arrays["arrival"]), jnp.zeros(size, jnp.int32)),
-        deadline=jax.tree.map(jnp.asarray, empty.deadline),
-        token_ids=jnp.asarray(empty.token_ids), abort=abort,
+        deadline=Time(line_up(arrays["deadline"], never), jnp.zeros(size, jnp.int32)),
+        token_ids=_line_up_rows(arrays["token_ids"], place), abort=abort,
         backlog=jnp.maximum(passing - free_rows, 0), clock=_moment(now),
     )
     return gone, dropped, inbox
+
+
+def _line_up_rows(table, place):
+    return jnp.zeros(table.shape, jnp.int32).at[place].set(table, mode="drop")
+
+
+def _tokens(state):
+    return output_token(state.rows.request, state.rows.known - state.rows.prompt)
 
 
 def _after(state, arrays, gone, inbox: Inbox, plan):
@@ -158,17 +183,17 @@ _offer_jit = jax.jit(_offer, static_argnames=("limits",))
 _after_jit = jax.jit(_after)
 
 
-@partial(jax.jit, static_argnames=("limits",))
-def _turns(policy: Policy, state, arrays, gone, first, limits: Limits):
+@partial(jax.jit, static_argnames=("limits", "watch"))
+def _turns(policy: Policy, state, arrays, gone, first, limits: Limits, watch: Watch | None):
     """Up to `_TURNS` iterations; what happened in each of them, one page an iteration."""
 
     def turn(state, gone, now):
         gone, dropped, inbox = _offer(policy, state, arrays, gone, now, limits)
         state, plan = schedule(policy, state, inbox, limits)
         gone, stopped = _after(state, arrays, gone, inbox, plan)
-        tokens = jnp.arange(limits.rows)
+        tokens, watched = _tokens(state), watch(state, plan) if watch else {}
         state, emitted = commit(state, plan, tokens, stopped, _moment(now + 1))
-        return state, gone, (dropped, replace(inbox, token_ids=None), plan, emitted)
+        return state, gone, (dropped, replace(inbox, token_ids=None), plan, emitted, watched)
 
     shapes = jax.eval_shape(turn, state, gone, jnp.int32(0))[2]
     pages = jax.tree.map(lambda leaf: jnp.zeros((_TURNS, *leaf.shape), leaf.dtype), shapes)
@@ -188,4 +213,4 @@ def _turns(policy: Policy, state, arrays, gone, first, limits: Limits):
 
 def compilations() -> int:
     """Programs compiled for the loop so far."""
-    return _turns._cache_size()
+    return _turns._cache_size()  # type: ignore[attr-defined]

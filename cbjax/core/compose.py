@@ -1,0 +1,151 @@
+"""A policy from four small pure functions: order, admit, chunk, victim.
+
+The frame is the same for all: running requests first, in run order, under one token budget; if
+blocks run out, victims give up theirs and go back to their place in the queue; in an iteration
+without victims, waiting requests are admitted in the order wanted until the first that may not
+(head-of-line blocking). What differs between many published policies is only:
+
+    order(view)                       -> keys [P], or several of them; the smallest is next in line
+    admit(view, queue, row, tokens)   -> Offer: what it must own, and why not
+    chunk(pending, left)              -> tokens to take of `pending` when `left` are left
+    victim(view, want, budget)        -> Served: shares of the running rows, and who made room
+
+Ready-made ones are in `cbjax.core.parts`. A part with numbers is a `functools.partial`; the numbers
+become knobs of the policy, by their own names, so that they can be swept in one compiled program.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+
+from cbjax.core import parts, rules
+from cbjax.core.decision import Requeue
+from cbjax.core.limits import Limits, System
+from cbjax.core.parts import Part
+from cbjax.core.policy import Policy, require_positive
+from cbjax.core.reasons import LimitedBy
+from cbjax.core.view import View
+
+
+def compose(
+    *, order: Part, admit: Part, chunk: Part, victim: Part,
+    max_num_batched_tokens: int = 2048, max_num_seqs: int = 256, name: str = "composed",
+) -> Policy:
+    """A policy from its parts; see the module for what each is asked.
+
+    Args:
+        order: who is next in line; ties are broken by the queue.
+        admit: whether the next in line may start.
+        chunk: how much of a prompt an iteration takes.
+        victim: who makes room.
+        max_num_batched_tokens: token budget of an iteration, decodes included.
+        max_num_seqs: seats.
+        name: the policy's name in tables and figures.
+
+    Raises:
+        ValueError: a number is out of range, the budget is below the seats, two parts have a number
+            of the same name, or nobody makes room although blocks may run out.
+    """
+    knobs: dict[str, Any] = dict(
+        max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs
+    )
+    require_positive(**knobs)
+    if max_num_batched_tokens < max_num_seqs:
+        raise ValueError(
+            f"max_num_batched_tokens = {max_num_batched_tokens} is below max_num_seqs = "
+            f"{max_num_seqs}: a full batch of decodes would not fit; raise the budget or lower the "
+            "seats"
+        )
+    chosen = []
+    for part in (order, admit, chunk, victim):
+        function, numbers = _split(part)
+        for knob in numbers:
+            if knob in knobs:
+                raise ValueError(f"{knob} is a number of two parts: rename one of them")
+        knobs |= numbers
+        chosen.append(_Part(function, tuple(numbers)))
+    if victim is parts.none and admit is not parts.reserves_output:
+        raise ValueError(
+            "victim = none, but admitted requests may run out of blocks: choose "
+            "admit = reserves_output, or a victim"
+        )
+    return Policy(
+        knobs=knobs, name=name, init=_Start(chosen[2]), decide=_Decide(*chosen),
+        seats="max_num_seqs", budget="max_num_batched_tokens",
+    )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A function and the knobs it reads; equal parts make equal policies, compiled once."""
+
+    function: Part
+    knobs: tuple[str, ...]
+
+    def __call__(self, knobs: dict[str, Any], *arguments):
+        return self.function(*arguments, **{name: knobs[name] for name in self.knobs})
+
+
+def _split(part: Part) -> tuple[Part, dict[str, Any]]:
+    if isinstance(part, partial):
+        return part.func, part.keywords
+    return part, {}
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Start-up rule: the longest sequence gets on."""
+
+    chunk: _Part
+
+    def __call__(self, knobs: dict[str, Any], limits: Limits, system: System) -> tuple[()]:
+        budget, longest = int(knobs["max_num_batched_tokens"]), int(system.max_length)
+        if int(self.chunk(knobs, longest, budget)) < 1:
+            raise ValueError(
+                f"max_num_batched_tokens = {budget} is below max_length = {longest} although "
+                "prompts are not split: raise the budget, shorten max_length or choose chunks"
+            )
+        return ()
+
+
+@dataclass(frozen=True)
+class _Decide:
+    """The frame around the four parts."""
+
+    order: _Part
+    admit: _Part
+    chunk: _Part
+    victim: _Part
+
+    def __call__(self, knobs: dict[str, Any], state: tuple, view: View):
+        budget = knobs["max_num_batched_tokens"]
+        computed = view.in_run_order(view.rows.computed)
+        pending = view.in_run_order(view.rows.known) - computed
+        served = self.victim(knobs, view, self.chunk(knobs, pending, budget), budget)
+        preempts = served.preempted > 0
+
+        def offer(row, queue: rules.Queue) -> rules.Offer:
+            tokens = self.chunk(knobs, view.rows.known[row], queue.budget)
+            answer = self.admit(knobs, view, queue, row, tokens)
+            limited_by = jnp.where(tokens > 0, answer.limited_by, int(LimitedBy.BUDGET))
+            return rules.Offer(tokens, answer.kv_tokens, limited_by)
+
+        queue = rules.admit_in_order(
+            view,
+            rules.start_queue(
+                view, budget=served.budget, seats=knobs["max_num_seqs"] - view.num_running,
+                free=served.free, grant=view.per_row(served.grant),
+                kv_tokens=view.per_row(jnp.where(served.grant > 0, computed + served.grant, 0)),
+                limited_by=jnp.where(preempts, int(LimitedBy.PREEMPTING), 0),
+            ),
+            offer, ~preempts, self.order(knobs, view),
+        )
+        decision = rules.decide(
+            view, queue, preempt=view.per_row(view.seated & ~served.stays),
+            preempt_order=view.per_row(served.order),
+            # At the front, two equal requests would take turns at being the victim for ever.
+            requeue=jnp.full(view.rows.held.shape, int(Requeue.KEPT), jnp.int32),
+        )
+        return decision, state

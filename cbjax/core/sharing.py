@@ -1,0 +1,141 @@
+"""Blocks under prefix sharing: the pool's verbs, one row at a time.
+
+A policy that shares prefixes takes these steps itself while it decides, on the pool that `View`
+shows it, because what one row takes or registers changes what the next one finds; the mechanism
+adopts the pool that the decision returns (`Shared`).
+"""
+
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Int
+
+from cbjax.core import prefix
+from cbjax.core.blocks import Blocks
+from cbjax.core.rows import NO_ROW
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Shared:
+    """What a decision made of the pool; P rows."""
+
+    blocks: Blocks
+    held: Int[Array, "P"]  # blocks of each row
+    cached: Int[Array, "P"]  # tokens that admitted rows found computed
+
+
+def hits(shared: Shared, token_ids: Int[Array, "P C"], row, known, block_size):
+    """Blocks that a waiting row would find: physical ids `[M]`, how many, how many are free."""
+    blocks = shared.blocks
+    found, count = prefix.find(
+        blocks.cache, token_ids[row], known, block_size, blocks.tables.shape[1]
+    )
+    counts = jnp.arange(found.shape[0]) < count
+    return found, count, jnp.sum(counts & (blocks.refs[jnp.maximum(found, 0)] == 0))
+
+
+def attach(shared: Shared, row, found: Int[Array, "M"], count, block_size) -> Shared:
+    """Give a row without blocks the first `count` of `found`."""
+
+    def take(carry):
+        blocks, index = carry
+        block = found[index]
+        free = blocks.refs[block] == 0
+        cache = lax.cond(
+            free, lambda cache: prefix.unlink(cache, block), lambda cache: cache, blocks.cache
+        )
+        return replace(
+            blocks, cache=cache, refs=blocks.refs.at[block].add(1), free=blocks.free - free,
+            tables=blocks.tables.at[row, index].set(block),
+        ), index + 1
+
+    blocks, _ = lax.while_loop(
+        lambda carry: carry[1] < count, take, (shared.blocks, jnp.int32(0))
+    )
+    cache = replace(blocks.cache, entered=blocks.cache.entered.at[row].set(count))
+    return replace(
+        shared, blocks=replace(blocks, cache=cache), held=shared.held.at[row].set(count),
+        cached=shared.cached.at[row].set(count * block_size),
+    )
+
+
+def grow(shared: Shared, row, count) -> Shared:
+    """Append `count` new blocks to a row; the pool must have them."""
+
+    def take(carry):
+        blocks, left = carry
+        block = blocks.cache.after[blocks.refs.shape[0]]
+        cache = prefix.forget(prefix.unlink(blocks.cache, block), block)
+        column = shared.held[row] + count - left
+        return replace(
+            blocks, cache=cache, refs=blocks.refs.at[block].set(1),
+            tables=blocks.tables.at[row, column].set(block),
+        ), left - 1
+
+    blocks, _ = lax.while_loop(
+        lambda carry: carry[1] > 0, take, (shared.blocks, jnp.int32(count))
+    )
+    blocks = replace(blocks, free=blocks.free - count)
+    return replace(shared, blocks=blocks, held=shared.held.at[row].add(count))
+
+
+def enter(shared: Shared, token_ids: Int[Array, "P C"], row, tokens, block_size) -> Shared:
+    """Register the full blocks among the first `tokens` of a row."""
+    blocks = shared.blocks
+    cache = prefix.register(
+        blocks.cache, blocks.tables[row], row, token_ids[row], tokens, block_size
+    )
+    return replace(shared, blocks=replace(blocks, cache=cache))
+
+
+def leave(shared: Shared, row, kept) -> Shared:
+    """Take all blocks from a row, the last first; only its first `kept` may stay registered.
+
+    What is not computed yet must not be found: its KV would be read before it was written.
+    """
+
+    def give_back(carry):
+        blocks, index = carry
+        block = blocks.tables[row, index]
+        refs = blocks.refs.at[block].add(-1)
+        cache = blocks.cache
+        cache = lax.cond(
+            index >= kept, lambda cache: prefix.forget(cache, block), lambda cache: cache, cache
+        )
+        freed = refs[block] == 0
+        cache = lax.cond(
+            freed, lambda cache: prefix.link(cache, block), lambda cache: cache, cache
+        )
+        return replace(blocks, refs=refs, cache=cache, free=blocks.free + freed), index - 1
+
+    blocks, _ = lax.while_loop(
+        lambda carry: carry[1] >= 0, give_back, (shared.blocks, shared.held[row] - 1)
+    )
+    cache = replace(blocks.cache, entered=blocks.cache.entered.at[row].set(0))
+    return replace(
+        shared, blocks=replace(blocks, cache=cache), held=shared.held.at[row].set(0)
+    )
+
+
+def release(
+    blocks: Blocks, mask: Bool[Array, "P"], held: Int[Array, "P"], running: Int[Array, "S"]
+) -> Blocks:
+    """Give back all blocks of the running rows in `mask`, in run order.
+
+    What they registered can still be found.
+    """
+    start = Shared(blocks, held, jnp.zeros_like(held))
+    all_blocks = jnp.int32(blocks.tables.shape[1])
+
+    def give_back(carry):
+        shared, left = carry
+        seat = jnp.argmax(left)
+        return leave(shared, running[seat], all_blocks), left.at[seat].set(False)
+
+    shared, _ = lax.while_loop(
+        lambda carry: jnp.any(carry[1]), give_back, (start, (running != NO_ROW) & mask[running])
+    )
+    return shared.blocks

@@ -1,0 +1,95 @@
+"""The promise of prefix sharing: tokens with sharing are the tokens without."""
+
+import numpy as np
+import pytest
+
+from cbjax import policies
+from cbjax.engine import Engine
+from cbjax.metrics import Recorder
+from cbjax.models import load_model
+from cbjax.workload import Arrivals, Workload, WorkloadRequest
+from tests.engine.serving import Ask, serve_all, small_ladder
+
+SEATS, LENGTH, TOKENS = 8, 128, 256
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model("tiny")
+
+
+@pytest.fixture(scope="module")
+def requests(model):
+    """Three system prompts, some asked twice or thrice over, lengths at and around whole blocks."""
+    random = np.random.default_rng(3)
+
+    def ids(count):
+        return tuple(int(token) for token in random.integers(0, model.tokenizer.vocab_size, count))
+
+    openings = [ids(32), ids(40), ids(7)]
+    asked = []
+    for index in range(24):
+        opening = openings[index % 3]
+        # FAULTS C1 and C3: a whole number of blocks, one more, one fewer, and exact repetitions.
+        prompt = opening[: len(opening) - index % 2] + (ids(index % 5 * 4) if index % 4 else ())
+        settings = dict(max_tokens=6 + index % 9, ignore_eos=True)
+        if index % 2:
+            settings |= dict(temperature=0.8, seed=index)
+        asked.append(Ask(prompt, settings))
+    return asked
+
+
+def engine_for(model, policy, positions=2048, block_size=8):
+    return Engine(
+        model, policy=policy, block_size=block_size, num_blocks=positions // block_size,
+        max_length=LENGTH, iteration_tokens=TOKENS, ladder=small_ladder(TOKENS, SEATS), debug=True,
+    )
+
+
+def vllm(**knobs):
+    return policies.vllm(max_num_batched_tokens=64, max_num_seqs=SEATS, **knobs)
+
+
+@pytest.fixture(scope="module")
+def cold(model, requests):
+    """The tokens of each request without sharing."""
+    return serve_all(engine_for(model, vllm()), requests).tokens
+
+
+@pytest.mark.parametrize("policy, block_size", [("fcfs", 8), ("priority", 4)])
+def test_tokens_are_those_without_sharing(model, requests, cold, policy, block_size):
+    engine = engine_for(
+        model, vllm(policy=policy, enable_prefix_caching=True), block_size=block_size
+    )
+    served = serve_all(engine, requests)
+    assert served.tokens == cold
+    assert served.cached > 200
+    # Served once more, nearly every prompt is found, and the tokens are the same (FAULTS C3).
+    again = serve_all(engine, requests)
+    assert again.tokens == cold
+    assert again.cached > served.cached
+
+
+def test_tokens_survive_preemption_and_eviction(model, requests, cold):
+    """FAULTS C7: blocks are evicted and handed out again, and nobody reads what is not theirs."""
+    policy = vllm(enable_prefix_caching=True, scheduler_reserve_full_isl=False)
+    engine = engine_for(model, policy, positions=112)
+    served = serve_all(engine, requests)
+    assert served.preemptions > 5
+    assert served.cached > 50
+    assert served.tokens == cold
+
+
+def test_cached_tokens_reach_the_results(model):
+    """FAULTS C13: they are counted once, for the request that found them."""
+    engine = engine_for(model, vllm(enable_prefix_caching=True))
+    prompt = tuple(range(3, 20))
+    requests = tuple(
+        WorkloadRequest(
+            id, "default", 0, 0.0, prompt, len(prompt), max_tokens=2, ignore_eos=True, seed=id
+        )
+        for id in range(3)
+    )
+    recorder = Recorder()
+    engine.serve(Workload(requests, Arrivals(), 0), recorder)
+    assert recorder.tables().requests["cached_prompt_tokens"].to_list() == [0, 16, 16]

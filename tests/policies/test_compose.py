@@ -1,0 +1,258 @@
+"""Policies composed of four functions: beside their oracle, and beside vllm that needs no parts."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cbjax.core import parts
+from cbjax.core.compose import compose
+from cbjax.core.limits import system
+from cbjax.core.state import initial_state
+from cbjax.parity.driver import compilations
+from cbjax.parity.workload import Request, Workload
+from tests.policies.beside import (
+    LIMITS,
+    ORACLES,
+    Case,
+    array_log,
+    mismatch,
+    oracle_log,
+    systems,
+    vllm_cases,
+    workloads,
+)
+from tests.policies.oracles.composed import Composed
+
+ORACLES["composed"] = Composed
+QUIET = settings(
+    max_examples=150, deadline=None, derandomize=True, database=None,
+    suppress_health_check=list(HealthCheck),
+)
+PLAIN = dict(
+    order="arrival", admit="whole_prompt_fits", chunk="fcfs_chunks", victim="last_admitted",
+    max_num_batched_tokens=48, max_num_seqs=4, watermark=0.0,
+)
+
+
+# A program is compiled for each; every part is in one of them.
+TOGETHER = [
+    ("shortest_prompt_first", "whole_prompt_fits", "fcfs_chunks", "last_admitted"),
+    ("priority", "first_chunk_fits", "capped", "lowest_priority"),
+    ("longest_waiting", "first_chunk_fits", "fcfs_chunks", "fewest_outputs"),
+    ("longest_waiting", "whole_prompt_fits", "whole_prompts", "lowest_priority"),
+    ("priority", "reserves_output", "capped", "none"),
+]
+
+
+@dataclass(frozen=True)
+class ComposedCase(Case):
+    """The parts by name."""
+
+    def policy(self):
+        return built(**self.knobs)
+
+
+def built(order, admit, chunk, victim, watermark=0.0, threshold=0, **numbers):
+    """The policy of these parts."""
+    admits = {"whole_prompt_fits": lambda: parts.whole_prompt_fits(watermark)}
+    chunks = {"capped": lambda: parts.capped(threshold)}
+    return compose(
+        order=getattr(parts, order), admit=admits.get(admit, lambda: getattr(parts, admit))(),
+        chunk=chunks.get(chunk, lambda: getattr(parts, chunk))(), victim=getattr(parts, victim),
+        **numbers,
+    )
+
+
+@st.composite
+def composed_cases(draw) -> ComposedCase:
+    """Any parts that go together; no more requests than rows where the order is not arrival."""
+    block_size, num_blocks, max_length = draw(systems())
+    seats = draw(st.sampled_from([1, 3, 4, 5, 6]))
+    knobs = dict(
+        zip(("order", "admit", "chunk", "victim"), draw(st.sampled_from(TOGETHER)), strict=True),
+        max_num_seqs=seats,
+    )
+    least = max_length if knobs["chunk"] == "whole_prompts" else seats
+    knobs["max_num_batched_tokens"] = draw(st.integers(least, 64))
+    if knobs["chunk"] == "capped":
+        knobs["threshold"] = draw(st.sampled_from([1, 3, 7, 16]))
+    if knobs["admit"] == "whole_prompt_fits":
+        knobs["watermark"] = draw(st.sampled_from([0.0, 0.0, 0.05, 0.2]))
+    # A policy that sorts is exact while nobody waits behind the window.
+    workload = draw(workloads(block_size, max_length, LIMITS.rows))
+    return ComposedCase("composed", knobs, block_size, num_blocks, max_length, workload)
+
+
+def test_composed_policy_decides_as_its_oracle(report_line):
+    seen: Counter = Counter()
+
+    @QUIET
+    @given(case=composed_cases())
+    def agree(case):
+        log = array_log(case)
+        difference = mismatch(log, oracle_log(case))
+        assert difference is None, f"{difference} in {case}"
+        assert not any(entry.backlog for entry in log)
+        seen["workloads"] += 1
+        seen["iterations"] += len(log)
+        seen[case.knobs["victim"]] += any(entry.preempted for entry in log)
+
+    agree()
+    report_line(
+        f"composed beside its oracle: {seen['workloads']} workloads, {seen['iterations']} "
+        "iterations, 0 differences"
+    )
+    for victim in ("fewest_outputs", "lowest_priority"):
+        assert seen[victim] >= 10, seen
+    assert not seen["none"]
+
+
+def test_the_parts_of_vllm_decide_as_vllm(report_line):
+    """No second scheduler hides in the frame: equal to the oracle of the system itself."""
+    seen: Counter = Counter()
+
+    @QUIET
+    @given(case=vllm_cases())
+    def agree(case):
+        knobs = case.knobs | dict(long_prefill_token_threshold=0, watermark=0.0, policy="fcfs")
+        case = replace(case, knobs=knobs)
+        whole = knobs["scheduler_reserve_full_isl"]
+        log = array_log(
+            case,
+            compose(
+                order=parts.arrival,
+                admit=parts.whole_prompt_fits() if whole else parts.first_chunk_fits,
+                chunk=parts.fcfs_chunks if knobs["enable_chunked_prefill"] else parts.whole_prompts,
+                victim=parts.last_admitted,
+                max_num_batched_tokens=knobs["max_num_batched_tokens"],
+                max_num_seqs=knobs["max_num_seqs"],
+            ),
+        )
+        difference = mismatch(log, oracle_log(case))
+        assert difference is None, f"{difference} in {case}"
+        seen["iterations"] += len(log)
+        seen["preempted"] += any(entry.preempted for entry in log)
+
+    agree()
+    report_line(f"composed beside vllm: {seen['iterations']} iterations, 0 differences")
+    assert seen["preempted"] >= 40
+
+
+# The whole of a new policy, as the README shows it.
+
+
+def shortest_prompt(view):
+    return view.rows.prompt
+
+
+def shortest_prompt_first(max_num_batched_tokens: int = 2048, max_num_seqs: int = 256):
+    """Shortest prompt first, otherwise as vLLM."""
+    return compose(
+        order=shortest_prompt, admit=parts.whole_prompt_fits(watermark=0.01),
+        chunk=parts.fcfs_chunks, victim=parts.last_admitted, name="shortest_prompt_first",
+        max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs,
+    )
+
+
+def test_a_new_policy_in_a_few_lines():
+    workload = Workload(tuple(Request(id, 0, prompt, 3) for id, prompt in enumerate((9, 2, 5))))
+    case = ComposedCase("composed", PLAIN | dict(max_num_seqs=1), 4, 16, 48, workload)
+    log = array_log(case, shortest_prompt_first(max_num_batched_tokens=48, max_num_seqs=1))
+    assert [entry.new for entry in log if entry.new] == [(1,), (2,), (0,)]
+    assert [entry.new for entry in array_log(case) if entry.new] == [(0,), (1,), (2,)]
+
+
+CROWD = Workload(
+    tuple(Request(id, id // 4, 14 - id, 10, priority=id * 7 % 4) for id in range(8))
+)
+LONG_AND_SHORT = Workload((Request(0, 0, 22, 2), Request(1, 0, 2, 16)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "num_blocks"),
+    [
+        (dict(order="shortest_prompt_first"), 13),
+        (dict(order="priority"), 13),
+        (dict(order="longest_waiting"), 13),
+        (dict(admit="reserves_output"), 13),
+        (dict(chunk="whole_prompts"), 40),
+        (dict(chunk="capped", threshold=3), 40),
+        (dict(victim="lowest_priority"), 13),
+    ],
+    ids=str,
+)
+def test_part_changes_a_decision(changed, num_blocks):
+    # By the oracle alone: that the arrays decide the same is shown above.
+    assert by_oracle(PLAIN, num_blocks) != by_oracle(PLAIN | changed, num_blocks)
+
+
+def test_first_chunk_lets_in_what_the_whole_prompt_would_not():
+    small = PLAIN | dict(max_num_batched_tokens=24)
+    assert by_oracle(small, 12) != by_oracle(small | dict(admit="first_chunk_fits"), 12)
+
+
+def test_fewest_outputs_spares_what_came_last():
+    """The long prompt is still being computed when the short request behind it needs a block."""
+    slow = PLAIN | dict(chunk="capped", threshold=3, admit="first_chunk_fits")
+    last, fewest = (
+        by_oracle(slow | dict(victim=victim), 7, LONG_AND_SHORT)
+        for victim in ("last_admitted", "fewest_outputs")
+    )
+    assert [entry["preempted"] for entry in last if entry["preempted"]][0] == (1,)
+    assert [entry["preempted"] for entry in fewest if entry["preempted"]][0] == (0,)
+
+
+def by_oracle(knobs, num_blocks, workload=CROWD):
+    return oracle_log(ComposedCase("composed", knobs, 4, num_blocks, 48, workload))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [dict(max_num_batched_tokens=9), dict(max_num_seqs=2), dict(watermark=0.4), dict(threshold=3)],
+    ids=str,
+)
+def test_number_changes_a_decision(changed):
+    def log_of(knobs):
+        case = ComposedCase("composed", knobs, 4, 13, 48, CROWD)
+        log = array_log(case)
+        assert mismatch(log, oracle_log(case)) is None
+        return [entry.scheduled for entry in log]
+
+    plain = PLAIN | dict(chunk="capped", threshold=16)
+    assert log_of(plain) != log_of(plain | changed)
+
+
+def test_equal_parts_share_one_program():
+    case = ComposedCase("composed", PLAIN, 4, 13, 48, CROWD)
+    array_log(case)
+    before = compilations()
+    array_log(replace(case, knobs=PLAIN | dict(watermark=0.3, max_num_seqs=3)))
+    assert compilations() == before
+
+
+def test_impossible_compositions_are_named():
+    good = dict(
+        order=parts.arrival, admit=parts.whole_prompt_fits(), chunk=parts.fcfs_chunks,
+        victim=parts.last_admitted,
+    )
+    for changed, words in (
+        (dict(max_num_seqs=0), ["max_num_seqs = 0"]),
+        (dict(max_num_batched_tokens=4), ["max_num_batched_tokens = 4", "max_num_seqs = 256"]),
+        (dict(victim=parts.none), ["victim = none", "reserves_output"]),
+    ):
+        with pytest.raises(ValueError) as error:
+            compose(**good | changed)
+        for word in words:
+            assert word in str(error.value)
+    with pytest.raises(ValueError, match="watermark = 1.5"):
+        parts.whole_prompt_fits(1.5)
+    with pytest.raises(ValueError, match="threshold = 0"):
+        parts.capped(0)
+    whole = compose(
+        **good | dict(chunk=parts.whole_prompts), max_num_batched_tokens=40, max_num_seqs=4
+    )
+    with pytest.raises(ValueError, match="max_num_batched_tokens = 40 is below max_length = 48"):
+        initial_state(whole, LIMITS, system(LIMITS, block_size=4, num_blocks=12, max_length=48))
