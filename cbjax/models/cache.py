@@ -21,7 +21,7 @@ from cbjax.cache import cache_dir
 from cbjax.models.config import ModelConfig
 from cbjax.models.decoder import Weights, weight_shapes
 
-CONVERTER_VERSION = 1  # raise it when `convert` or the layout of the weights changes
+CONVERTER_VERSION = 2  # raise it when `convert` or the layout of the weights changes
 ABANDONED_S = 86400.0
 
 

@@ -13,8 +13,6 @@ from cbjax.models.config import ModelConfig
 from cbjax.models.decoder import Weights, weight_shapes
 from cbjax.models.tensors import FUSED, NAMES, TensorSource, check_tensors
 
-UNTRANSPOSED = ("embedding", "head")  # used as [V, E]; every other matrix as [in, out]
-
 
 def convert(config: ModelConfig, source: TensorSource, dtype: str) -> Weights:
     """Read a checkpoint into weights.
@@ -58,10 +56,8 @@ def _fill(
             stored = source.read(NAMES[source.format][part].format(layer))
             if source.interleaved_rope and part in ("q", "k"):
                 stored = half_split(stored, config.head_dim)
-            if stored.ndim == 2 and name not in UNTRANSPOSED:
-                stored = stored.T
-            place[..., start : start + stored.shape[-1]] = stored
-            start += stored.shape[-1]
+            place[start : start + len(stored)] = stored
+            start += len(stored)
     return filled.view(np.uint16) if bits else filled
 
 

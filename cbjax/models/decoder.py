@@ -45,7 +45,7 @@ class Decoder(nnx.Module):
         """Scores of the next token from the stream after the last layer."""
         x = rms_norm(x, self.final_norm[...], self.layers.config.norm_eps)
         head = self.embedding if self.layers.config.tied else self.head
-        return product(x, head[...], transposed=True)
+        return product(x, head[...])
 
 
 def forward(

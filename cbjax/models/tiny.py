@@ -88,8 +88,8 @@ def tiny_weights(config: ModelConfig, dtype: str = "float32", *, seed: int = 0) 
         seeds = f"{config.family} {seed} {jax.tree_util.keystr(path)}"
         digest = hashlib.sha256(seeds.encode()).digest()
         values = np.random.default_rng(list(digest[:8])).standard_normal(shape.shape)
-        fan_in = shape.shape[-1 if name in ("embedding", "head") else -2]
-        scale = gains[name] / np.sqrt(1 if name in ("embedding", "qkv_bias") else fan_in)
+        fan_in = 1 if name in ("embedding", "qkv_bias") else shape.shape[-1]
+        scale = gains[name] / np.sqrt(fan_in)
         return stored(jnp.asarray(values * scale, jnp.float32), shape.dtype)
 
     return jax.tree_util.tree_map_with_path(draw, weight_shapes(config, dtype))
