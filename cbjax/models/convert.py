@@ -6,7 +6,6 @@ than the result.
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 
 from cbjax.models.config import ModelConfig
@@ -47,8 +46,7 @@ def _fill(
     layers: range | None,
 ) -> np.ndarray:
     """One weight, stacked over `layers` if there are any."""
-    bits = shape.dtype == jnp.uint16
-    filled = np.empty(shape.shape, ml_dtypes.bfloat16 if bits else shape.dtype)
+    filled = np.empty(shape.shape, shape.dtype)
     for layer in layers or [None]:
         place = filled if layer is None else filled[layer]
         start = 0
@@ -58,7 +56,7 @@ def _fill(
                 stored = half_split(stored, config.head_dim)
             place[start : start + len(stored)] = stored
             start += len(stored)
-    return filled.view(np.uint16) if bits else filled
+    return filled
 
 
 def half_split(rows: np.ndarray, head_dim: int) -> np.ndarray:

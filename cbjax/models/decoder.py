@@ -18,9 +18,8 @@ from jaxtyping import Array, Float, Int, Shaped
 from cbjax.core.batch import IterationBatch
 from cbjax.models.attention import causal_attention, paged_attention
 from cbjax.models.config import ModelConfig
-from cbjax.models.layers import Layer, matrix, product, rms_norm, rotation
+from cbjax.models.layers import Layer, product, rms_norm, rotation
 from cbjax.models.layout import OneOf
-from pallas_kernels.storage import storage_dtype
 
 Weights = dict[str, Any]
 
@@ -39,7 +38,7 @@ class Decoder(nnx.Module):
 
     def embed(self, token_ids: Int[Array, "T"]) -> Float[Array, "T E"]:
         """The residual stream before the first layer."""
-        return matrix(self.embedding[...][token_ids]).astype(jnp.float32)
+        return self.embedding[...][token_ids].astype(jnp.float32)
 
     def logits(self, x: Float[Array, "S E"]) -> Float[Array, "S V"]:
         """Scores of the next token from the stream after the last layer."""
@@ -109,7 +108,7 @@ def dense_logits(
 
 @functools.cache
 def weight_shapes(config: ModelConfig, dtype: str) -> Weights:
-    """Shape and stored dtype of every weight of a model whose matrices are `dtype`.
+    """Shape and dtype of every weight of a model whose matrices are `dtype`.
 
     Args:
         config: the model.
@@ -123,7 +122,7 @@ def weight_shapes(config: ModelConfig, dtype: str) -> Weights:
     """
     if dtype not in ("float32", "bfloat16"):
         raise ValueError(f"dtype: {dtype!r} is not supported; use 'float32' or 'bfloat16'")
-    model = nnx.eval_shape(lambda: Decoder(config, storage_dtype(dtype)))
+    model = nnx.eval_shape(lambda: Decoder(config, jnp.dtype(dtype)))
     return nnx.to_pure_dict(nnx.split(model)[1])
 
 

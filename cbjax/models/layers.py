@@ -2,7 +2,7 @@
 
 Numbers between products are float32: the residual stream, norms, rotations and sums. Matrices may
 be float32 or bfloat16; their products take bfloat16 in and float32 out, which is what XLA is quick
-at. Where jax moves bfloat16 slowly (see pallas_kernels/storage.py) matrices lie as uint16 bits.
+at.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Int
 
 from cbjax.models.config import ModelConfig
 from cbjax.models.layout import OneOf
@@ -39,19 +39,7 @@ def rotate(x: Float[Array, "T H D"], turn: tuple[Array, Array]) -> Float[Array, 
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def matrix(array: Shaped[Array, "..."]) -> Array:
-    """The numbers of a stored matrix; uint16 means the bits of bfloat16."""
-    return lax.bitcast_convert_type(array, jnp.bfloat16) if array.dtype == jnp.uint16 else array
-
-
-def stored(numbers: Float[Array, "..."], dtype: DTypeLike) -> Array:
-    """The inverse of `matrix`: `numbers` as an array of the stored `dtype`."""
-    if jnp.dtype(dtype) == jnp.uint16:
-        return lax.bitcast_convert_type(numbers.astype(jnp.bfloat16), jnp.uint16)
-    return numbers.astype(dtype)
-
-
-def product(x: Float[Array, "T I"], weight: Shaped[Array, "O I"] | OneOf) -> Float[Array, "T O"]:
+def product(x: Float[Array, "T I"], weight: Float[Array, "O I"] | OneOf) -> Float[Array, "T O"]:
     """`x @ weight.T`, in float32.
 
     Args:
@@ -63,13 +51,12 @@ def product(x: Float[Array, "T I"], weight: Shaped[Array, "O I"] | OneOf) -> Flo
     """
     if isinstance(weight, OneOf):
         return weight.apply(product, x)
-    w, rows = matrix(weight), x.shape[0]
-    narrow = w.dtype == jnp.bfloat16
+    rows, narrow = x.shape[0], weight.dtype == jnp.bfloat16
     if narrow and rows == 1:  # a single bfloat16 row misses XLA's fast path on the CPU, ten times
         x = jnp.concatenate([x, x])
     y = lax.dot_general(
-        x.astype(w.dtype),
-        w,
+        x.astype(weight.dtype),
+        weight,
         (((1,), (1,)), ((), ())),
         precision=None if narrow else lax.Precision.HIGHEST,
         preferred_element_type=jnp.float32,

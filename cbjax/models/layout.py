@@ -76,4 +76,3 @@ def lay_out(weights: dict[str, Any], layout: str | None = None) -> dict[str, Any
 def _apart(stack: Array) -> tuple[Array, ...]:
     # On a CPU the parts lie where the stack lay: neither time nor memory for a second copy.
     return tuple(jax.device_put(part) for part in np.asarray(stack))
-
