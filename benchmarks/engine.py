@@ -1,6 +1,6 @@
 """How near the engine's iterations are to what the machine can do.
 
-    python benchmarks/engine.py [model] [--repeats 7]
+    python benchmarks/engine.py [model] [--dtype float32] [--repeats 7]
 
 Decode at 1, 8, 16 and 32 sequences of context 256 and prefill of 64, 128 and 256 tokens, on the
 model's own compiled programs. Wall and process CPU seconds per iteration (medians of repeats), and
@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -46,13 +47,13 @@ class Row:
         return self.tokens / self.wall_s
 
 
-def machine_rates() -> tuple[float, float]:
-    """Reading bandwidth (bytes/s) and matrix-product rate (FLOP/s), best of a few runs."""
+def machine_rates(dtype: str) -> tuple[float, float]:
+    """Reading bandwidth (bytes/s) and rate of matrix products (FLOP/s), best of a few runs."""
     array = jnp.ones(1 << 27, jnp.float32)
     total = jax.jit(jnp.sum)
     side = 2048
-    square = jnp.ones((side, side), jnp.float32)
-    product = jax.jit(jnp.dot)
+    square = jnp.ones((side, side), dtype)
+    product = jax.jit(partial(jnp.dot, preferred_element_type=jnp.float32))
     bandwidth = array.nbytes / _best(lambda: total(array))
     return bandwidth, 2 * side**3 / _best(lambda: product(square, square))
 
@@ -101,12 +102,13 @@ def measure(engine: Engine, prompts: list[list[int]], repeats: int, decode: bool
 
 
 def floor(model: LoadedModel, rates: tuple[float, float], tokens: int, sequences: int, live: int):
-    """Seconds that an iteration cannot go below on this machine."""
+    """Seconds that an iteration cannot go below on this machine in the dtype of the weights."""
     config = model.config
     leaves = jax.tree.leaves(model.weights)
     layers = sum(leaf.size for leaf in jax.tree.leaves(model.weights["layers"]))
     head = config.vocab_size * config.hidden_size
-    kv_bytes = live * 2 * config.num_layers * config.num_kv_heads * config.head_dim * 4
+    item = model.weights["embedding"].dtype.itemsize  # the KV cache has the dtype of the weights
+    kv_bytes = live * 2 * config.num_layers * config.num_kv_heads * config.head_dim * item
     weight_bytes = sum(leaf.nbytes for leaf in leaves)
     flops = 2 * (tokens * layers + sequences * head)
     return max((weight_bytes + kv_bytes) / rates[0], flops / rates[1])
@@ -116,18 +118,20 @@ def main() -> None:
     """Measure, print the table and keep the rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", default="smollm2")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks/engine.json"))
     options = parser.parse_args()
 
-    model = load_model(options.model)
+    model = load_model(options.model, options.dtype)
     rungs = {Rung(n, n) for n in DECODES} | {Rung(n, max(DECODES)) for n in PREFILLS}
     engine = Engine(
-        model, policy=policies.vllm(max_num_batched_tokens=256, max_num_seqs=max(DECODES)),
+        model, dtype=options.dtype,
+        policy=policies.vllm(max_num_batched_tokens=256, max_num_seqs=max(DECODES)),
         block_size=16, num_blocks=1024, max_length=512, ladder=Ladder(tuple(sorted(rungs))),
     )
     print(f"compiled {engine.compile().programs} programs in {engine.compiled.seconds:.1f} s")
-    rates = machine_rates()
+    rates = machine_rates(options.dtype)
     print(f"reading {rates[0] / 1e9:.1f} GB/s, matrix product {rates[1] / 1e9:.0f} GFLOP/s")
     random = np.random.default_rng(0)
 
@@ -152,6 +156,7 @@ def main() -> None:
         )
     options.out.parent.mkdir(parents=True, exist_ok=True)
     machine = dict(jax=jax.__version__, bandwidth=rates[0], flops=rates[1], model=options.model)
+    machine["dtype"] = options.dtype
     options.out.write_text(json.dumps(dict(machine=machine, rows=[asdict(r) for r in rows])))
     print(f"rows: {options.out}")
 

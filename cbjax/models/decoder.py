@@ -1,8 +1,9 @@
 """The decoder that every supported family is: a configuration turns one module into all of them.
 
-Weights are an argument, a nested dictionary of arrays whose layers are stacked `[L, ...]`, so that
-one compiled program serves any weights of a configuration and layers are a scan: compile time does
-not grow with depth. The KV cache travels in the scan's carry, where it is updated in place.
+Weights are an argument, a nested dictionary of arrays, so that one compiled program serves any
+weights of a configuration. Layers are a scan, so compile time hardly grows with depth, over stacks
+`[L, ...]` or, where that is quicker (see layout.py), over matrices apart. The KV cache travels in
+the scan's carry, where it is updated in place.
 """
 
 import functools
@@ -59,7 +60,7 @@ def forward(
     """One iteration of the model: write the batch's KV, and score each sequence's next token.
 
     Args:
-        weights: as `weight_shapes(config, ...)` lays them out.
+        weights: as `weight_shapes(config, ...)` has them, in either layout.
         config: static.
         keys, values: the KV cache from `new_kv_cache`; donate it to update it in place.
         batch: T tokens of up to S sequences.
@@ -91,7 +92,7 @@ def dense_logits(
     """Logits at every position of one sequence, without paging: the definition to check by.
 
     Args:
-        weights: as `weight_shapes(config, ...)` lays them out.
+        weights: as `weight_shapes(config, ...)` has them, in either layout.
         config: static.
         token_ids: `[T]` the whole sequence from position 0.
 
@@ -115,7 +116,7 @@ def weight_shapes(config: ModelConfig, dtype: str) -> Weights:
         dtype: "float32" or "bfloat16"; norms and biases are float32 in any case.
 
     Returns:
-        A nested dictionary of `jax.ShapeDtypeStruct`, the form of every `weights` argument.
+        A nested dictionary of `jax.ShapeDtypeStruct`, layers stacked.
 
     Raises:
         ValueError: another dtype.

@@ -20,9 +20,9 @@ from cbjax.models.layout import LAYOUTS
 NUM_BLOCKS = 977  # a number that no other dimension has
 
 
-def compiled_step(layout):
+def compiled_step(layout, dtype="float32"):
     """The compiled step of one rung, and the shape of its cache."""
-    model = load_model("tiny", layout=layout)
+    model = load_model("tiny", dtype, layout)
     policy = policies.vllm(max_num_batched_tokens=16, max_num_seqs=4)
     sizes = dict(block_size=4, num_blocks=NUM_BLOCKS, max_length=64)
     limits = limits_for(policy, context=64, **sizes)
@@ -66,14 +66,16 @@ def test_weights_are_arguments(lowered):
     assert max(sizes, default=0) < 64 * 64, "a matrix of weights was closed over"
 
 
-def test_matrices_that_lie_apart_are_never_copied():
-    """The gain of that layout: no operation yields a matrix of the layers."""
-    text = compiled_step("apart")[0].as_text()
-    for name, matrices in load_model("tiny", layout="apart").weights["layers"].items():
+@pytest.mark.parametrize(("dtype", "kind"), [("float32", "f32"), ("bfloat16", "bf16")])
+def test_matrices_that_lie_apart_are_never_copied(dtype, kind):
+    """The gain of that layout: no operation yields a matrix of the layers, or a wider one."""
+    text = compiled_step("apart", dtype)[0].as_text()
+    for name, matrices in load_model("tiny", dtype, "apart").weights["layers"].items():
         if isinstance(matrices, tuple):
             shape = ",".join(map(str, matrices[0].shape))
-            made = re.findall(rf"= f32\[(?:1,)?{shape}\]\S* ([\w-]+)\(", text)
-            assert made and set(made) <= {"parameter", "get-tuple-element"}, (name, set(made))
+            made = re.findall(rf"= (\w+)\[(?:1,)?{shape}\]\S* ([\w-]+)\(", text)
+            passed = {(kind, "parameter"), (kind, "get-tuple-element")}
+            assert made and set(made) <= passed, (name, set(made))
 
 
 def test_programs_are_a_sum_over_axes():
