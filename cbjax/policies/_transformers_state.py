@@ -1,6 +1,7 @@
 """What the transformers policy remembers, and what it looks at: who is served, in which order."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +38,7 @@ class Progress:
     reads: Int[Array, ""]  # KV entries that a batch may read
     attempts: Int[Array, ""]  # walks over the requests
     fast: Bool[Array, ""]  # the batch decodes on the fast path
-    filled: Filled | None  # None without block sharing
+    filled: Any  # Filled with block sharing, else None
 
 
 def init(knobs: dict, limits: Limits, system: System, *, batches: int) -> Progress:
