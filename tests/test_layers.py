@@ -15,6 +15,7 @@ BELOW = {
     "cbjax.cache": set(),
     "cbjax.core": set(),
     "cbjax.policies": {"cbjax.core"},
+    "cbjax.flags": {"cbjax.policies"},
     "cbjax.parity": {"cbjax.core", "cbjax.policies"},
     "cbjax.models": {"cbjax.cache", "cbjax.core.batch", "pallas_kernels"},
     "cbjax.workload": set(),

@@ -33,7 +33,9 @@ class Cache:
     older: Int[Array, "N"]
     before: Int[Array, "N+1"]  # neighbours in the free list
     after: Int[Array, "N+1"]
-    entered: Int[Array, "P"]  # leading blocks of each row that are registered or were hits
+    # Leading blocks of each row that are registered or were hits. A row that ended keeps the
+    # number: these it left behind.
+    entered: Int[Array, "P"]
 
 
 def empty_cache(rows: int, capacity: int, content: int, usable: Int[Array, ""]) -> Cache:
@@ -73,12 +75,12 @@ def block_keys(token_ids: Int[Array, "C"], block_size: Int[Array, ""], blocks: i
 
 def find(
     cache: Cache, token_ids: Int[Array, "C"], known: Int[Array, ""], block_size: Int[Array, ""],
-    blocks: int,
+    blocks: int, among: Bool[Array, "N"] | None = None,
 ) -> tuple[Int[Array, "M"], Int[Array, ""]]:
     """The longest cached prefix of a sequence: physical blocks `[M]`, and how many of them count.
 
     At least one token of the sequence is left to compute, so that there are logits. Of several
-    blocks with one content the one registered first is found.
+    blocks with one content the one registered first is found. With `among`, only those blocks.
     """
     keys = block_keys(token_ids, block_size, blocks)
     bucket = (keys[:, 0] & jnp.uint32(cache.heads.shape[0] - 1)).astype(jnp.int32)
@@ -87,6 +89,8 @@ def find(
         block, found = carry
         here = jnp.maximum(block, 0)
         same = (block != NONE) & jnp.all(cache.keys[here] == keys, axis=1)
+        if among is not None:
+            same &= among[here]
         return jnp.where(block == NONE, NONE, cache.older[here]), jnp.where(same, block, found)
 
     _, found = lax.while_loop(

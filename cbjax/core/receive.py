@@ -1,6 +1,7 @@
 """What the inbox does to the state: aborts end rows, arrivals pass the door and take free rows."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from cbjax.core.limits import Limits
 from cbjax.core.policy import Traits
 from cbjax.core.reasons import Refusal
 from cbjax.core.rows import NO_REQUEST, NO_ROW, Rows, Status
+from cbjax.core.sharing import Shared
 from cbjax.core.state import State
 from cbjax.core.time import Time
 
@@ -29,14 +31,20 @@ class Received:
     max_tokens: Int[Array, "A"]  # output tokens it may have
 
 
-def vacate(state: State, mask: Bool[Array, "P"]) -> State:
-    """End the rows in `mask`: seat, blocks and row return exactly once."""
+def vacate(state: State, mask: Bool[Array, "P"], *, done: bool = False) -> State:
+    """End the rows in `mask`: seat, blocks and row return exactly once.
+
+    Under prefix sharing, what `done` rows computed can still be found, as far as it fills blocks.
+    """
     rows = state.rows
     seated = mask & (rows.status == Status.RUNNING)
     if state.blocks.cache is None:
         blocks = pool.release(state.blocks, mask, rows.held)
     else:
-        blocks = sharing.release(state.blocks, mask, rows.held, state.running)
+        blocks = sharing.release(
+            state.blocks, mask, rows.held, state.running, partial(_leave_behind, state)
+            if done else None,
+        )
     return replace(
         state,
         rows=replace(
@@ -52,6 +60,15 @@ def vacate(state: State, mask: Bool[Array, "P"]) -> State:
         swap_free=state.swap_free + jnp.sum(jnp.where(mask, rows.swapped, 0)),
         ending=None if state.ending is None else state.ending & ~mask,
         finished=state.finished + jnp.sum(mask),
+    )
+
+
+def _leave_behind(state: State, shared: Shared, row) -> Shared:
+    """Register the full blocks that the row computed and that are not registered yet."""
+    computed, block_size = state.rows.computed[row], state.system.block_size
+    return when(
+        computed // block_size > shared.blocks.cache.entered[row],
+        lambda shared: sharing.enter(shared, state.token_ids, row, computed, block_size), shared,
     )
 
 

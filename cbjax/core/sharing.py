@@ -5,6 +5,7 @@ shows it, because what one row takes or registers changes what the next one find
 adopts the pool that the decision returns (`Shared`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import jax
@@ -121,11 +122,12 @@ def leave(shared: Shared, row, kept) -> Shared:
 
 
 def release(
-    blocks: Blocks, mask: Bool[Array, "P"], held: Int[Array, "P"], running: Int[Array, "S"]
+    blocks: Blocks, mask: Bool[Array, "P"], held: Int[Array, "P"], running: Int[Array, "S"],
+    finish: Callable[[Shared, Int[Array, ""]], Shared] | None = None,
 ) -> Blocks:
     """Give back all blocks of the running rows in `mask`, in run order.
 
-    What they registered can still be found.
+    What they registered can still be found; `finish` registers more of a row before.
     """
     start = Shared(blocks, held, jnp.zeros_like(held))
     all_blocks = jnp.int32(blocks.tables.shape[1])
@@ -133,7 +135,14 @@ def release(
     def give_back(carry):
         shared, left = carry
         seat = jnp.argmax(left)
-        return leave(shared, running[seat], all_blocks), left.at[seat].set(False)
+        row, left = running[seat], left.at[seat].set(False)
+        if finish is None:
+            return leave(shared, row, all_blocks), left
+        shared = finish(shared, row)
+        entered = shared.blocks.cache.entered
+        shared = leave(shared, row, all_blocks)
+        cache = replace(shared.blocks.cache, entered=entered)
+        return replace(shared, blocks=replace(shared.blocks, cache=cache)), left
 
     shared, _ = lax.while_loop(
         lambda carry: jnp.any(carry[1]), give_back, (start, (running != NO_ROW) & mask[running])

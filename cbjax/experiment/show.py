@@ -6,10 +6,8 @@ from typing import Any
 
 from cbjax.experiment.answers import Dialogue, one_of_each_class, read_answers
 from cbjax.experiment.study import StudyResult
-from cbjax.report import ascii_timeline, comparison_table, sweep_table
+from cbjax.report import ascii_timeline, grid_axes, study_table
 
-MOST_COMPARED = 6
-MOST_SETTINGS = 3
 PROMPT_WIDTH = 200
 
 
@@ -29,11 +27,8 @@ def show_study(result: StudyResult, out: Callable[[Any], None]) -> None:
         for dialogue in one_of_each_class(read_answers(runs[-1].folder), shown.answers):
             out(_as_text(dialogue))
     out("")
-    if len(runs) > MOST_COMPARED:
-        swept = result.experiment.swept
-        out(sweep_table(result.comparison, swept if len(swept) <= MOST_SETTINGS else ["label"]))
-    else:
-        out(comparison_table(runs))
+    rows = result.comparison
+    out(study_table(rows, runs, grid_axes(rows, result.experiment.swept)))
     for file in result.figures:
         out(f"figure  {file}")
     out(f"results {result.folder}")

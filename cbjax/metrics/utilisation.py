@@ -30,6 +30,7 @@ def iteration_metrics(
         iterations: how many, leaped ones included.
         busy_fraction: seconds with an iteration running / seconds of the window.
         padding_fraction: padded positions / all positions of the rungs that ran.
+        mean_running: requests on a seat, averaged over the seconds with an iteration running.
         max_waiting: most requests left waiting after a scheduling decision, backlog included.
         backlog_iterations: iterations with requests beyond the window of waiting rows.
         waiting_s_by_reason: request-seconds of waiting, by what limited the iteration. Each
@@ -37,7 +38,9 @@ def iteration_metrics(
         All None (and an empty mapping) without iterations, as from an external endpoint.
     """
     if iterations.is_empty():
-        names = ("iterations", "busy_fraction", "padding_fraction", "max_waiting")
+        names = (
+            "iterations", "busy_fraction", "padding_fraction", "mean_running", "max_waiting"
+        )
         return dict.fromkeys((*names, "backlog_iterations")) | {"waiting_s_by_reason": {}}
     left = pl.col("waiting") + pl.col("backlog")
     until = pl.col("start_s").shift(-1).fill_null(pl.col("start_s") + pl.col("duration_s"))
@@ -48,12 +51,14 @@ def iteration_metrics(
         - pl.col("start_s"),
     ).filter(window.holds("start_s"))
     padded = total(rows["padded_tokens"])
+    ran_s = total(rows["duration_s"])
     longest = rows["left"].max()
     reasons = rows.filter(pl.col("waited_s") > 0).group_by("limited_by").agg(pl.sum("waited_s"))
     return {
         "iterations": int(total(rows["repeats"])),
         "busy_fraction": share(total(rows["busy_s"]), window.duration_s),
         "padding_fraction": share(padded, padded + total(rows["scheduled_tokens"])),
+        "mean_running": share(total(rows["running"] * rows["duration_s"]), ran_s),
         "max_waiting": int(longest or 0),  # type: ignore[arg-type]
         "backlog_iterations": int(total(rows.filter(pl.col("backlog") > 0)["repeats"])),
         "waiting_s_by_reason": dict(sorted(reasons.iter_rows())),

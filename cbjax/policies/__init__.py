@@ -2,13 +2,19 @@
 
 `cbjax.policies.<name>` is the function `<name>` of the file `cbjax/policies/<name>.py`. A new
 policy is a new file: nothing is registered. A file whose name starts with `_` is a part of others.
+`from_flags` and `to_flags` read and write the command lines of the systems' own servers.
 """
 
 import importlib
 import pkgutil
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from cbjax.core.policy import Policy
+
+if TYPE_CHECKING:
+    from cbjax.policies._flags import from_flags as from_flags
+    from cbjax.policies._flags import to_flags as to_flags
 
 names = sorted(
     module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")
@@ -30,5 +36,8 @@ def get(name: str) -> Callable[..., Policy]:
     return globals()[name]
 
 
-def __getattr__(name: str) -> Callable[..., Policy]:
+def __getattr__(name: str) -> Any:
+    if name in ("from_flags", "to_flags"):
+        # On first use: the tables ask for policies, which must all be there by then.
+        return getattr(importlib.import_module(f"{__name__}._flags"), name)
     raise AttributeError(f"there is no policy {name!r}: choose one of {names}")

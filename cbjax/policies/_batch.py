@@ -13,6 +13,7 @@ from cbjax.core.limits import blocks_for
 from cbjax.core.reasons import LimitedBy
 from cbjax.core.rows import NO_ROW
 from cbjax.core.view import View
+from cbjax.policies._reservation import reserved_slots
 
 
 @jax.tree_util.register_dataclass
@@ -42,7 +43,7 @@ class Forming:
 
 def form(
     view: View, *, most: Int[Array, ""], padded: Bool[Array, ""],
-    urgency: Int[Array, "P"] | tuple[()] = (),
+    reservation: Int[Array, ""] | int = 0, urgency: Int[Array, "P"] | tuple[()] = (),
 ) -> rules.Queue:
     """If nothing runs: the first of the queue that make up a batch, as many as have KV.
 
@@ -50,6 +51,7 @@ def form(
         view: the table.
         most: most requests of a batch; one token of each must fit an iteration as well.
         padded: each owns KV for the longest prompt and the longest output of the batch.
+        reservation: how an output's KV is counted, see `reserved_slots`.
         urgency: as in `rules.admit_in_order`.
 
     Returns:
@@ -63,8 +65,10 @@ def form(
         prompt, output = rows.prompt[row], rows.max_tokens[row]
         longest = jnp.maximum(forming.longest, prompt)
         most_output = jnp.maximum(forming.most_output, output)
-        each = blocks_for(_length(view, longest, most_output), view.system.block_size)
-        own = blocks_for(prompt + output, view.system.block_size)
+        size = view.system.block_size
+        each = blocks_for(reserved_slots(reservation, longest, most_output, view.system), size)
+        slots = reserved_slots(reservation, prompt, output, view.system)
+        own = blocks_for(slots, size)
         lacks = jnp.where(
             padded, (forming.count + 1) * each > view.free_blocks, own > queue.free
         )
@@ -73,7 +77,7 @@ def form(
             most_output,
         )
         limited_by = jnp.where(lacks, int(LimitedBy.BLOCKS), int(LimitedBy.QUEUE_EMPTY))
-        return rules.Offer(jnp.int32(0), prompt + output, limited_by, grown)
+        return rules.Offer(jnp.int32(0), slots, limited_by, grown)
 
     nobody = Forming(
         jnp.full(view.running.shape, NO_ROW, jnp.int32), jnp.int32(0), jnp.int32(0), jnp.int32(0)
@@ -95,7 +99,7 @@ def form(
 
 def carry_out(
     view: View, queue: rules.Queue, batch: Batch, *, size: Int[Array, ""],
-    padded: Bool[Array, ""], **more: Any
+    padded: Bool[Array, ""], reservation: Int[Array, ""] | int = 0, **more: Any
 ) -> tuple[Decision, Batch]:
     """Start the first `size` requests that `form` took, or go on with the batch that runs.
 
@@ -105,6 +109,7 @@ def carry_out(
         batch: the batch that runs.
         size: how many of the formed batch start; 0 = none yet.
         padded: every prompt costs as much as the longest, a finished request keeps computing.
+        reservation: as in `form`.
         more: further fields of the decision.
 
     Returns:
@@ -122,7 +127,7 @@ def carry_out(
         size=jnp.where(idle, size, batch.size),
         longest=jnp.where(idle, longest(rows.prompt), batch.longest),
     )
-    whole = _length(view, batch.longest, longest(rows.max_tokens))
+    whole = reserved_slots(reservation, batch.longest, longest(rows.max_tokens), view.system)
     admit = queue.admit & (queue.admit_order < size)
     grant, extra = _tokens(rows, members, batch, padded, view.iteration_tokens)
     place = jnp.where(members != NO_ROW, members, admit.shape[0])
@@ -132,10 +137,6 @@ def carry_out(
         extra_tokens=extra, **more,
     )
     return decision, batch
-
-
-def _length(view: View, longest, output):
-    return jnp.minimum(longest + output, view.system.max_length)
 
 
 def _tokens(rows, members, batch: Batch, padded, most):

@@ -9,12 +9,15 @@ from jax import lax
 from jaxtyping import Array, Bool, Int
 
 from cbjax.core import rules
+from cbjax.core.control import when
 from cbjax.core.limits import blocks_for
 from cbjax.core.reasons import LimitedBy
 from cbjax.core.rows import NO_ROW
 from cbjax.core.view import View
 from cbjax.policies import _sglang_ratio as ratios
+from cbjax.policies import _sglang_tree as trees
 from cbjax.policies._sglang_ratio import Ratio
+from cbjax.policies._sglang_tree import Pool, Tree
 
 CLIP = 4096  # most output tokens that an estimate counts
 
@@ -49,6 +52,16 @@ class Adder:
     order: Int[Array, "P"]  # order among them
     gone: Int[Array, ""]  # how many they are
     ends: Ends
+    pool: Any  # Pool, if prefixes are shared; else None
+
+
+@dataclass(frozen=True)
+class _Hits:
+    """What a request would find in the prefix cache."""
+
+    found: Int[Array, "M"]
+    count: Int[Array, ""]
+    idle: Int[Array, ""]  # of these, blocks that nobody holds: to take them costs memory
 
 
 @dataclass(frozen=True)
@@ -65,7 +78,12 @@ class Admission:
     def offer(self, row, queue: rules.Queue) -> rules.Offer:
         """Whether the request fits seats, memory and budgets, and how much of it."""
         adder: Adder = queue.extra
+        hits = None if adder.pool is None else self._hits(adder.pool, row)
         extend = self.tokens[row]
+        taken: Any = 0
+        if hits is not None:
+            extend -= hits.count * self.block_size
+            taken = hits.idle * self.block_size
         total, pages = extend + self.estimate[row], self.pages(extend)
         ends = self._insert(adder.ends, row)
         known_ends = self.knobs["ignore_eos"]
@@ -77,16 +95,19 @@ class Admission:
         )
         lacks = jnp.where(
             known_ends, self._collide(adder, ends, pages),
-            ratios.at_least(self.ratio, adder.estimated, adder.room - total),
+            ratios.at_least(self.ratio, adder.estimated, adder.room - taken - total),
         )
         # Alone it runs whatever the estimate says, or it would wait for ever.
         lacks &= ~(self.knobs["check_memory"] & (adder.batch == 0) & (adder.size == 0))
         seats_out = adder.seats <= 0
         tries = self.knobs["enable_priority_scheduling"] & (seats_out | lacks) & ~other
+        bare = replace(adder, pool=None)
         roomy, made = lax.cond(
             tries & (adder.closed == LimitedBy.QUEUE_EMPTY),
-            lambda: self._make_room(adder, row, total),
-            lambda: (adder, jnp.bool_(False)),
+            lambda: self._make_room(bare, row, total, hits, adder.pool),
+            lambda: (
+                replace(bare, room=bare.room - taken, now=bare.now - taken), jnp.bool_(False)
+            ),
         )
         limited_by = jnp.select(
             [adder.closed != LimitedBy.QUEUE_EMPTY, made, seats_out, lacks, other],
@@ -102,7 +123,42 @@ class Admission:
             roomy, seats=roomy.seats - 1, ends=ends,
             chunked=jnp.where(whole, roomy.chunked, row.astype(jnp.int32)),
         )
-        return rules.Offer(tokens, tokens, limited_by, self.charge(roomy, tokens, output))
+        charged = self.charge(roomy, tokens, output)
+        if hits is None:
+            return rules.Offer(tokens, tokens, limited_by, charged)
+
+        def take(adder: Adder) -> Adder:
+            pool = trees.release_all(adder.pool, charged.victims & ~adder.victims)
+            pool = replace(pool, tree=trees.walk(pool.tree, hits.found, hits.count))
+            pool = trees.attach(pool, row, hits.found, hits.count, self.block_size)
+            return replace(charged, pool=pool)
+
+        return rules.Offer(
+            tokens, hits.count * self.block_size + tokens, limited_by, take=take
+        )
+
+    def _hits(self, pool: Pool, row) -> _Hits:
+        """What it would find if it were admitted: one token is left to compute."""
+        found, count = trees.match(
+            pool, self.view.token_ids[row], self.tokens[row] - 1, self.block_size
+        )
+        return _Hits(found, count, trees.idle(pool, found, count))
+
+    def refuse(self, view: View, queue: rules.Queue, walks, urgency: Int[Array, "P"]) -> Adder:
+        """After the walk: who was asked and refused has used the cache all the same."""
+        adder: Adder = queue.extra
+        left, last = view.waiting & ~queue.admit, jnp.iinfo(jnp.int32).max
+        first = left & (urgency == jnp.min(jnp.where(left, urgency, last)))
+        row = jnp.argmin(jnp.where(first, view.rows.queue_order, last))
+        asked = walks & left[row] & (adder.closed == LimitedBy.QUEUE_EMPTY)
+        asked &= (adder.seats > 0) | self.knobs["enable_priority_scheduling"]
+
+        def look(tree: Tree) -> Tree:
+            hits = self._hits(replace(adder.pool, tree=tree), row)
+            return trees.walk(tree, hits.found, hits.count)
+
+        tree = when(asked, look, adder.pool.tree)
+        return replace(adder, pool=replace(adder.pool, tree=tree))
 
     @property
     def block_size(self):
@@ -181,7 +237,7 @@ class Admission:
         )
         return short | jnp.any((index < ends.count) & (free <= still))
 
-    def _make_room(self, adder: Adder, row, total) -> tuple[Adder, Bool[Array, ""]]:
+    def _make_room(self, adder: Adder, row, total, hits: _Hits | None, pool: Pool | None):
         """The fewest running rows, least urgent and youngest first, that make the request fit."""
         rows, running = self.view.rows, self.view.running
         sign = jnp.where(self.knobs["schedule_low_priority_values_first"], -1, 1)
@@ -193,7 +249,11 @@ class Admission:
         first = jnp.lexsort((-rows.queue_order[running], urgency, ~weak))
         weak, victim = weak[first], running[first]
         count = jnp.arange(1, running.shape[0] + 1)
-        pages = self.block_size * jnp.cumsum(jnp.where(weak, self.view.freed[victim], 0))
+        if hits is None or pool is None:
+            freed = jnp.cumsum(jnp.where(weak, self.view.freed[victim], 0))
+        else:
+            freed = _freed_in_turn(pool, victim, weak, hits)
+        pages = self.block_size * freed
         estimated = adder.estimated - jnp.cumsum(jnp.where(weak, self.estimate[victim], 0))
         lacks = ratios.at_least(self.ratio, estimated, adder.room + pages - total)
         alone = self.knobs["check_memory"] & (adder.batch == count) & (adder.size == 0)
@@ -209,6 +269,24 @@ class Admission:
             order=adder.order.at[place].set(adder.gone + count - 1, mode="drop"),
             gone=adder.gone + count[most],
         ), made
+
+
+def _freed_in_turn(pool: Pool, victim, weak: Bool[Array, "S"], hits: _Hits):
+    """Blocks that come free as one victim after the other goes, less the hits among them."""
+    blocks, held = pool.shared.blocks, pool.shared.held
+    column = jnp.arange(blocks.tables.shape[1])
+    found, counts = jnp.maximum(hits.found, 0), column < hits.count
+
+    def go(refs, one):
+        row, goes = one
+        inside = goes & (column < held[row])
+        block = jnp.where(inside, blocks.tables[row], refs.shape[0])
+        after = refs.at[block].add(-1, mode="drop")
+        freed = jnp.sum(inside & (after[jnp.where(inside, block, 0)] == 0))
+        return after, (freed, jnp.sum(counts & (after[found] == 0)))
+
+    _, (freed, idle) = lax.scan(go, blocks.refs, (victim, weak))
+    return jnp.cumsum(freed) - idle
 
 
 def empty_adder(view: View, **budgets) -> Adder:

@@ -1,6 +1,7 @@
 """What SGLang's scheduler remembers, and how the last iteration enters into it."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,7 @@ class Carried:
     unseen: Int[Array, "P"]  # known tokens that the overlap loop has not seen, or has dropped
     idle: Int[Array, ""]  # iterations since something was computed
     turn: Int[Array, ""]
+    cached: Any = None  # Cached (see _sglang_cached.py) with the prefix cache
 
 
 def merge(knobs: dict, carried: Carried, view: View) -> tuple[Carried, View]:

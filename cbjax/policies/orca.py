@@ -1,8 +1,8 @@
 """Orca: iteration-level scheduling, first come first served, KV reserved to the end.
 
 Every iteration runs all admitted requests: whole prompts and decodes together (selective batching).
-A request reserves KV for `max_tokens` slots, prompt and output, when it is first scheduled; so
-nothing is ever preempted and nothing deadlocks, at the price of the unused part of the reservation.
+A request reserves KV for prompt and output when it is first scheduled; so nothing is ever preempted
+and nothing deadlocks, at the price of the unused part of the reservation.
 """
 
 import jax.numpy as jnp
@@ -12,23 +12,29 @@ from cbjax.core.limits import blocks_for
 from cbjax.core.policy import Policy, Traits, no_state, require_positive
 from cbjax.core.reasons import LimitedBy
 from cbjax.core.view import View
+from cbjax.policies._reservation import reservation_number, reserved_slots
 
 
-def orca(max_bs: int = 8) -> Policy:
+def orca(max_bs: int = 8, reservation: str = "oracle") -> Policy:
     """Orca with its own name for the batch limit.
 
     Args:
         max_bs: most requests in an iteration.
+        reservation: KV slots of an output. "oracle": `max_tokens`, as in Orca's own paper, which is
+            the true length where answers are as long as asked; "pow2": `max_tokens` rounded up to
+            a power of two; "max": all that a sequence may have.
 
     Raises:
-        ValueError: `max_bs` is not a whole number of at least 1.
+        ValueError: `max_bs` is not a whole number of at least 1, or there is no such reservation.
 
-    Source: Orca (OSDI 2022), section 4.2, algorithm 1, with one pipeline stage. The paper has no
-    bound on an iteration's tokens; here `Limits.tokens` is one.
+    Source: Orca (OSDI 2022), section 4.2, algorithm 1, with one pipeline stage; the variants of
+    `reservation` are those of PagedAttention (SOSP 2023), section 6.1. The paper has no bound on an
+    iteration's tokens; here `Limits.tokens` is one.
     """
     require_positive(max_bs=max_bs)
     return Policy(
-        knobs=dict(max_bs=max_bs), name="orca", init=no_state, decide=_decide, seats="max_bs",
+        knobs=dict(max_bs=max_bs, reservation=reservation_number(reservation)), name="orca",
+        init=no_state, decide=_decide, seats="max_bs",
         traits=Traits(whole_prompts=True, reserves_output=True),
     )
 
@@ -39,7 +45,9 @@ def _decide(knobs: dict, state: tuple, view: View):
 
     def offer(row, queue: rules.Queue) -> rules.Offer:
         prompt = rows.prompt[row]
-        slots = prompt + rows.max_tokens[row]
+        slots = reserved_slots(
+            knobs["reservation"], prompt, rows.max_tokens[row], view.system
+        )
         limited_by = jnp.select(
             [prompt > queue.budget, blocks_for(slots, view.system.block_size) > queue.free],
             [int(LimitedBy.BUDGET), int(LimitedBy.BLOCKS)],

@@ -3,12 +3,13 @@
 Whenever waiting requests can be admitted, the iteration is a prefill batch and decodes stand still
 (in mixed mode they ride along); one request at a time may be left in the middle of its prefill.
 Running requests are expected to need a share of their remaining output, `new_token_ratio`, which
-falls with every decode step and is set anew when memory runs out and requests are retracted. Rules
-as of SGLang 0.5.5 with the radix cache disabled.
+falls with every decode step and is set anew when memory runs out and requests are retracted. With
+the radix cache, prefixes are found again and evicted leaf by leaf. Rules as of SGLang 0.5.5.
 """
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,14 +21,13 @@ from cbjax.core.limits import Limits, System
 from cbjax.core.policy import Policy, Traits, require_positive
 from cbjax.core.rows import NO_ROW, Status
 from cbjax.core.view import View
+from cbjax.policies import _sglang_cached as cache
 from cbjax.policies import _sglang_ratio as ratios
 from cbjax.policies._sglang_admission import CLIP, Adder, Admission
 from cbjax.policies._sglang_decode import decode
+from cbjax.policies._sglang_order import ORDERS
 from cbjax.policies._sglang_prefill import prefill
 from cbjax.policies._sglang_state import Carried, merge, unseen
-
-# Without a radix cache the orders that look at it are first come, first served.
-_ORDERS = {"fcfs": 0, "lpm": 0, "dfs-weight": 0, "lof": 1, "random": 2}
 
 
 def sglang(
@@ -46,6 +46,7 @@ def sglang(
     min_new_token_ratio_factor: float = 0.14,
     new_token_ratio_decay_steps: int = 600,
     retract_decode_steps: int = 20,
+    disable_radix_cache: bool = True,
     keep_finished: bool = False,
     check_memory: bool = True,
 ) -> Policy:
@@ -56,14 +57,15 @@ def sglang(
         chunked_prefill_size: most prefill tokens of an iteration, a whole number of pages; -1 = no
             bound but the most tokens of an iteration.
         max_prefill_tokens: prefill tokens of an iteration; the first request may exceed them.
-        schedule_policy: "fcfs"; "lof" (largest `max_tokens` first); "random"; "lpm" and
-            "dfs-weight" are "fcfs" without a radix cache.
+        schedule_policy: "fcfs"; "lof" (largest `max_tokens` first); "random"; "lpm" (longest
+            cached prefix first, while at most 128 wait) and "dfs-weight" (most waiting requests
+            below a branch of the tree first), which are "fcfs" without the radix cache.
         schedule_conservativeness: scales `init_new_token_ratio`.
         enable_mixed_chunk: decodes ride along with a prefill batch.
         disable_overlap_schedule: decide with the results of the last iteration, not of the one
             before it.
         ignore_eos: requests run to `max_tokens`, so admission follows their known ends instead of
-            an estimate. A setting of each request there.
+            an estimate; not with the radix cache. A setting of each request there.
         enable_priority_scheduling: more urgent requests first, and in place of running ones.
         priority_scheduling_preemption_threshold: a request makes room if its priority differs by
             more.
@@ -71,6 +73,8 @@ def sglang(
         init_new_token_ratio, min_new_token_ratio_factor, new_token_ratio_decay_steps: where the
             ratio starts, the part of it where it ends, the decode steps between.
         retract_decode_steps: decode steps that a retraction should last for.
+        disable_radix_cache: False shares prefixes by their tokens. The original has the cache on
+            by default; here it needs token ids, so it is a choice.
         keep_finished: the original's fault: a request that ended keeps its place until the next
             decode step, so it takes a seat, and a batch that was full stays closed for an idle
             iteration in which requests wait.
@@ -93,10 +97,8 @@ def sglang(
     )
     if chunked_prefill_size != -1:
         require_positive(chunked_prefill_size=chunked_prefill_size)
-    if schedule_policy not in _ORDERS:
-        raise ValueError(
-            f"schedule_policy = {schedule_policy!r}: choose one of {list(_ORDERS)}"
-        )
+    if schedule_policy not in ORDERS:
+        raise ValueError(f"schedule_policy = {schedule_policy!r}: choose one of {list(ORDERS)}")
     for name, value in (
         ("schedule_conservativeness", schedule_conservativeness),
         ("init_new_token_ratio", init_new_token_ratio),
@@ -116,11 +118,14 @@ def sglang(
             f"enable_priority_scheduling with schedule_policy = {schedule_policy!r} and "
             f"ignore_eos = {ignore_eos}: priorities go with 'fcfs' and 'lof', without ignore_eos"
         )
+    order = ORDERS[schedule_policy]
+    if disable_radix_cache and schedule_policy in ("lpm", "dfs-weight"):
+        order = ORDERS["fcfs"]
     knobs = dict(
         max_running_requests=max_running_requests, chunked_prefill_size=chunked_prefill_size,
-        max_prefill_tokens=max_prefill_tokens, order=_ORDERS[schedule_policy],
+        max_prefill_tokens=max_prefill_tokens, order=order,
         schedule_conservativeness=schedule_conservativeness,
-        enable_mixed_chunk=enable_mixed_chunk, ignore_eos=ignore_eos,
+        enable_mixed_chunk=enable_mixed_chunk, ignore_eos=ignore_eos and disable_radix_cache,
         enable_priority_scheduling=enable_priority_scheduling,
         priority_scheduling_preemption_threshold=priority_scheduling_preemption_threshold,
         schedule_low_priority_values_first=schedule_low_priority_values_first,
@@ -133,14 +138,20 @@ def sglang(
     # With overlap one token is computed for nothing behind the last one, and needs KV.
     ahead = not disable_overlap_schedule
     return Policy(
-        knobs=knobs, name="sglang", init=_init, decide=_DECIDE[ahead],
+        knobs=knobs, name="sglang", init=_INIT[ahead, not disable_radix_cache],
+        decide=_DECIDE[ahead],
         seats="max_running_requests",
         budget="chunked_prefill_size" if chunked_prefill_size > 0 else None,
-        traits=Traits(lag=int(ahead), reserves_output=ahead),
+        traits=Traits(
+            lag=int(ahead), reserves_output=ahead, shares=not disable_radix_cache,
+            register_at="compute" if disable_radix_cache else "prefill_done",
+        ),
     )
 
 
-def _init(knobs: dict, limits: Limits, system: System) -> Carried:
+def _init(
+    knobs: dict, limits: Limits, system: System, *, ahead: bool, shares: bool
+) -> Carried:
     size, page = int(knobs["chunked_prefill_size"]), int(system.block_size)
     seats = int(knobs["max_running_requests"])
     if size > 0 and size % page:
@@ -160,6 +171,7 @@ def _init(knobs: dict, limits: Limits, system: System) -> Carried:
         full=jnp.bool_(False), chunked=jnp.int32(NO_ROW), member=nobody, ghosts=jnp.int32(0),
         last=nobody, last_size=jnp.int32(0), fresh=nobody,
         unseen=jnp.zeros(limits.rows, jnp.int32), idle=jnp.int32(2), turn=jnp.int32(0),
+        cached=cache.start(limits.rows, limits.blocks, int(ahead)) if shares else None,
     )
 
 
@@ -176,14 +188,17 @@ def _decide(knobs: dict, carried: Carried, view: View, *, ahead: bool):
         unseen=jnp.where(rows.status == Status.WAITING, 0, carried.unseen),
     )
     carried, view = merge(knobs, carried, view)
+    pool = None
+    if carried.cached is not None:
+        pool, view = cache.take_in(carried.cached, carried.chunked, view)
     tokens = rows.known - carried.unseen
     left = jnp.minimum(rows.max_tokens - (tokens - rows.prompt), CLIP)
     rule = Admission(knobs, view, carried.ratio, tokens, left, carried.member)
     crossing = carried.member & (lax.rem(rows.computed, view.system.block_size) == 0)
-    queue, carried, goes = prefill(knobs, carried, view, rule, crossing)
+    queue, carried, goes, keys = prefill(knobs, carried, view, rule, crossing, pool)
     adder: Adder = queue.extra
     built = goes | (queue.admitted > 0)
-    step = decode(knobs, carried, view, tokens, crossing & ~built)
+    step, pool = decode(knobs, carried, view, tokens, crossing, adder.pool, ~built)
 
     batch = carried.member & ~adder.victims
     rides = batch & knobs["enable_mixed_chunk"]
@@ -191,13 +206,24 @@ def _decide(knobs: dict, carried: Carried, view: View, *, ahead: bool):
     decodes = jnp.where(built, rides, step.stays)
     grant = queue.grant + decodes
     preempt = jnp.where(built, adder.victims, step.preempt)
+    running = jnp.where(built, runlist.remove(view.running, preempt), step.running)
+    chunked = jnp.where(built, adder.chunked, step.chunked)
+    shared: dict[str, Any] = {}
+    remembered = None
+    if pool is not None:
+        pool = cache.launch(pool, view, grant, prefills, decodes)
+        shared = dict(shared=pool.shared, queue_order=keys)
+        remembered = cache.remember(
+            carried.cached, pool, view, cache.Formed(
+                grant, prefills, decodes, queue.admit_order, running, carried.chunked, chunked
+            ),
+            (rows.status == Status.RUNNING) & ~preempt | queue.admit,
+        )
     decision = rules.decide(
         view, queue, grant=grant, kv_tokens=jnp.where(grant > 0, rows.computed + grant, 0),
         preempt=preempt, preempt_order=jnp.where(built, adder.order, step.order),
-        requeue=jnp.full(rows.held.shape, int(Requeue.END), jnp.int32),
-        running=jnp.where(built, runlist.remove(view.running, preempt), step.running),
+        requeue=jnp.full(rows.held.shape, int(Requeue.END), jnp.int32), running=running, **shared,
     )
-    chunked = jnp.where(built, adder.chunked, step.chunked)
     last = built & (prefills | rides)
     works = built | jnp.any(decodes)
     before = jnp.sum(carried.member) + carried.ghosts
@@ -214,9 +240,13 @@ def _decide(knobs: dict, carried: Carried, view: View, *, ahead: bool):
         last=last, last_size=jnp.sum(last), fresh=prefills & jnp.any(rides) & built,
         unseen=unseen(carried, rows, decodes, prefills, chunked, preempt) if ahead
         else carried.unseen,
-        idle=jnp.where(works, 0, carried.idle + 1), turn=carried.turn + 1,
+        idle=jnp.where(works, 0, carried.idle + 1), turn=carried.turn + 1, cached=remembered,
     )
 
 
 _DECIDE = {ahead: partial(_decide, ahead=ahead) for ahead in (False, True)}
+_INIT = {
+    (ahead, shares): partial(_init, ahead=ahead, shares=shares)
+    for ahead in (False, True) for shares in (False, True)
+}
 

@@ -9,9 +9,13 @@ from cbjax.core.limits import Limits, System
 from cbjax.core.policy import Policy, Traits, require_positive
 from cbjax.core.view import View
 from cbjax.policies._batch import Batch, carry_out, form, no_batch
+from cbjax.policies._reservation import reservation_number
 
 
-def static(max_batch_size: int = 8, padding: str = "padded", delivery: str = "stream") -> Policy:
+def static(
+    max_batch_size: int = 8, padding: str = "padded", delivery: str = "stream",
+    reservation: str = "oracle",
+) -> Policy:
     """Static batching of up to `max_batch_size` requests.
 
     The oldest requests form a batch when nothing runs. Prompts first, each whole (a batch whose
@@ -25,6 +29,7 @@ def static(max_batch_size: int = 8, padding: str = "padded", delivery: str = "st
             "ragged": only real tokens are computed, a finished request just keeps its seat.
         delivery: "stream": a token reaches the client when it is computed; "at_end": when the
             batch ends.
+        reservation: KV slots of an output; "oracle", "pow2" or "max" as in `orca`.
 
     Raises:
         ValueError: a knob is out of range.
@@ -38,7 +43,10 @@ def static(max_batch_size: int = 8, padding: str = "padded", delivery: str = "st
         if value not in allowed:
             raise ValueError(f"{name} = {value!r}: choose one of {list(allowed)}")
     return Policy(
-        knobs=dict(max_batch_size=max_batch_size, padded=padding == "padded"),
+        knobs=dict(
+            max_batch_size=max_batch_size, padded=padding == "padded",
+            reservation=reservation_number(reservation),
+        ),
         name="static", init=_init, decide=_decide, seats="max_batch_size",
         traits=Traits(
             whole_prompts=True, reserves_output=True,
@@ -52,6 +60,6 @@ def _init(knobs: dict, limits: Limits, system: System) -> Batch:
 
 
 def _decide(knobs: dict, batch: Batch, view: View):
-    padded = knobs["padded"]
-    queue = form(view, most=knobs["max_batch_size"], padded=padded)
-    return carry_out(view, queue, batch, size=queue.admitted, padded=padded)
+    how = dict(padded=knobs["padded"], reservation=knobs["reservation"])
+    queue = form(view, most=knobs["max_batch_size"], **how)
+    return carry_out(view, queue, batch, size=queue.admitted, **how)

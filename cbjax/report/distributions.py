@@ -6,10 +6,9 @@ import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from cbjax.metrics import inter_token_gaps, request_latencies
-from cbjax.report.style import GREY, house_style, line_styles, new_figure, safe
+from cbjax.report.style import GREY, house_style, line_styles, new_figure, safe, scale_latency
 from cbjax.results import Run
 
 PANELS = (
@@ -17,7 +16,6 @@ PANELS = (
     ("itl_s", "gap between tokens (s)", "share of gaps"),
     ("e2e_s", "end-to-end latency (s)", "share of requests"),
 )
-WIDE_RANGE = 30.0
 
 
 def draw_latencies(runs: Sequence[Run]) -> Figure:
@@ -38,13 +36,7 @@ def draw_latencies(runs: Sequence[Run]) -> Figure:
             for run, sample, style in zip(runs, samples, styles, strict=True):
                 _draw(axis, np.sort(sample[name]), label=safe(run.label), **style)
             positive = np.concatenate([sample[name][sample[name] > 0] for sample in samples])
-            if len(positive) and positive.max() > WIDE_RANGE * positive.min():
-                axis.set_xscale("log")
-                axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-                axis.xaxis.set_minor_formatter(NullFormatter())
-                axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-            else:
-                axis.set_xlim(left=0)
+            scale_latency(axis, positive)
             pairs = zip(runs, samples, strict=True)
             absent = [run.label for run, sample in pairs if not len(sample[name])]
             if absent:

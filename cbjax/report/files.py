@@ -7,18 +7,21 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from rich.console import RenderableType
 
+from cbjax.report.by_run import draw_by_run
 from cbjax.report.distributions import draw_latencies
+from cbjax.report.gaps import draw_gaps, has_gaps
 from cbjax.report.grid import draw_grid, grid_axes, is_full_grid
 from cbjax.report.occupancy import draw_occupancy
 from cbjax.report.padding import draw_padding
 from cbjax.report.style import save
-from cbjax.report.tables import comparison_table, plain_text, sweep_table
+from cbjax.report.tables import comparison_table, plain_text, study_table, sweep_table
 from cbjax.report.timeline import draw_timeline
 from cbjax.report.trace import write_trace
 from cbjax.results import Run, collect_runs, is_run, is_study, read_run
 
-MOST_COMPARED = 6
+MOST_DRAWN = 16
 MOST_TIMELINE_REQUESTS = 120
+MOST_TIMELINE_SEATS = 160
 
 FIGURES: dict[str, Callable[[Sequence[Run]], Figure]] = {
     "latencies": draw_latencies,
@@ -76,21 +79,22 @@ def draw_study(folder: str | Path) -> tuple[RenderableType, list[Path]]:
         y, x = axes
         table = sweep_table(rows, axes, title=title)
         written = [save(draw_grid(rows, x, y), figures / "grid.png")]
-    elif len(names) > MOST_COMPARED:
-        table, written = sweep_table(rows, axes, title=title), []
     else:
         runs = [read_run(folder / "runs" / name) for name in names]
-        table, written = comparison_table(runs, title), draw_runs(runs, figures)
+        table = study_table(rows, runs, axes, title)
+        written = draw_runs(runs, figures) if len(runs) <= MOST_DRAWN else []
+        if len(runs) > 1:
+            written.append(save(draw_by_run(rows), figures / "by_run.png"))
     text = figures / "comparison.txt"
     text.write_text(plain_text(table), encoding="utf-8")
     return table, [text, *written]
 
 
 def draw_runs(runs: Sequence[Run], figures: Path) -> list[Path]:
-    """Draw runs beside one another: timeline, latencies, occupancy, padding, and the trace.
+    """Draw runs beside one another: timeline, latencies, gaps, occupancy, padding, and the trace.
 
     What was not recorded cannot be drawn: runs without iterations give latencies only, runs
-    without requests nothing.
+    without requests nothing. A timeline of more than 160 seats is too long to be read.
     """
     with_requests = [run for run in runs if len(run.tables.requests)]
     with_iterations = [run for run in with_requests if len(run.tables.iterations)]
@@ -100,16 +104,24 @@ def draw_runs(runs: Sequence[Run], figures: Path) -> list[Path]:
         if run.tables.schedule is not None and len(run.tables.schedule)
     ]
     written = []
-    if scheduled:
+    if scheduled and _seats(scheduled) <= MOST_TIMELINE_SEATS:
         until_s = _legible_s(scheduled)
         written.append(save(draw_timeline(scheduled, until_s), figures / "timeline.png"))
     for name, figure in FIGURES.items():
         drawable = with_requests if name == "latencies" else with_iterations
         if drawable:
             written.append(save(figure(drawable), figures / f"{name}.png"))
+    streamed = [run for run in with_requests if has_gaps(run)]
+    if streamed:
+        written.append(save(draw_gaps(streamed), figures / "gaps.png"))
     if scheduled:
         written.append(write_trace(scheduled, figures / "trace.json"))
     return written
+
+
+def _seats(runs: Sequence[Run]) -> int:
+    """Lanes of a timeline: the most requests that ran at once, over all runs."""
+    return sum(int(run.tables.iterations["running"].max() or 0) for run in runs)  # type: ignore
 
 
 def _legible_s(runs: Sequence[Run]) -> float | None:

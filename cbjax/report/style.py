@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib import font_manager
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from cbjax.results import Run
 
@@ -36,6 +39,7 @@ POLICY_COLOURS: Mapping[str, str] = {
     "triton": "#7A3E9D",
     "llama_cpp": BLACK,
 }
+WIDE_RANGE = 30.0
 LINE_STYLES = ("-", "--", ":", "-.")
 
 # Fonts with Japanese glyphs that common systems have; the first one present is used as fallback.
@@ -83,6 +87,22 @@ def house_style() -> Iterator[None]:
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure of a size in inches, laid out so that labels never overlap."""
     return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=0.06, w_pad=0.06))
+
+
+def scale_latency(axis: Axes, positive: np.ndarray) -> None:
+    """Scale a horizontal axis of latencies: from 0, or logarithmic over more than a factor of 30.
+
+    Args:
+        axis: drawn on already.
+        positive: all values above 0 that it shows.
+    """
+    if not len(positive) or positive.max() <= WIDE_RANGE * positive.min():
+        axis.set_xlim(left=0)
+        return
+    axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+    axis.xaxis.set_minor_formatter(NullFormatter())
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
 def save(figure: Figure, path: Path) -> Path:

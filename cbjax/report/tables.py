@@ -32,12 +32,21 @@ COMPARED = (
     "useful_token_fraction",
     "busy_fraction",
     "kv_utilisation",
+    "mean_running",
     "preemptions",
     "recomputed_tokens",
     "completed",
 )
+MOST_COMPARED = 6
+MOST_SETTINGS = 3
 ONLY_IF_ANY = ("rejected", "failed")
 ONLY_WITH_SLO = ("slo_attainment", "goodput_requests_per_s")
+# What a table of many runs shows, in parts that fit a terminal.
+PARTS = (
+    ("ttft_s.p50", "ttft_s.p95", "ttft_s.p99", "itl_s.p50", "itl_s.p95", "itl_s.p99"),
+    ("output_tokens_per_s", "e2e_s.p50", "e2e_s.p95", "e2e_s.p99", "queue_s.p50", "queue_s.p95"),
+    ("mean_running", "preemptions", "recomputed_tokens", "kv_waste", "padding_fraction"),
+)
 SWEPT = ("output_tokens_per_s", "ttft_s.p95", "itl_s.p95", "padding_fraction", "preemptions")
 
 
@@ -64,6 +73,26 @@ def comparison_table(runs: Sequence[Run], title: str = "") -> RenderableType:
         if any(cell != ABSENT for cell in cells):
             table.add_row(metric_title(metric), *cells)
     return Group(table, Text(conditions(runs)))
+
+
+def study_table(
+    rows: pl.DataFrame, runs: Sequence[Run], axes: Sequence[str], title: str = ""
+) -> RenderableType:
+    """The table of a study: a column per run if they are few, else a row per run.
+
+    Args:
+        rows: from `collect_runs`.
+        runs: the same runs.
+        axes: settings that were swept. Up to three that every run has name the rows; otherwise
+            the runs are variants, known by their labels, and the table has several parts.
+        title: above the table.
+    """
+    if len(runs) <= MOST_COMPARED:
+        return comparison_table(runs, title)
+    if 1 <= len(axes) <= MOST_SETTINGS and not any(rows[axis].null_count() for axis in axes):
+        return sweep_table(rows, axes, title=title)
+    parts = [sweep_table(rows, ["label"], metrics, title) for metrics in PARTS]
+    return Group(*parts, Text(conditions(runs)))
 
 
 def sweep_table(

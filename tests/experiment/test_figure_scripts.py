@@ -10,7 +10,7 @@ import cbjax
 from tests.experiment.toy import toy
 
 SCRIPTS = Path(__file__).parents[2] / "experiments"
-OF_A_STUDY = ["timeline", "latencies", "occupancy", "padding"]
+OF_A_STUDY = ["by_run", "gaps", "timeline", "latencies", "occupancy", "padding"]
 
 
 @pytest.fixture(scope="module")

@@ -126,6 +126,8 @@ def test_small_run_by_hand():
     assert metrics["busy_fraction"] == pytest.approx(4 / 5.5)
     assert metrics["kv_utilisation"] == pytest.approx(33 / 40)
     assert metrics["kv_waste"] == pytest.approx(7 / 40)
+    # 2, 2, 2 and 1 requests in iterations of a second each.
+    assert metrics["mean_running"] == pytest.approx(7 / 4)
     assert metrics["max_waiting"] == 1
     assert metrics["waiting_s_by_reason"] == {"seats": 2.5}
     assert metrics["wasted_tokens"] == 4
@@ -227,7 +229,8 @@ def test_an_external_endpoint_leaves_out_what_it_cannot_know():
     metrics = summarise(tables.requests, tables.iterations, backend="endpoint")["metrics"]
     assert metrics["ttft_s"]["p50"] == 1.0
     assert metrics["ttft_sent_s"]["p50"] == 0.5
-    absent = ("iterations", "busy_fraction", "padding_fraction", "useful_token_fraction")
+    absent = ("iterations", "busy_fraction", "padding_fraction", "useful_token_fraction",
+              "mean_running")
     for name in (*absent, "kv_utilisation", "kv_waste", "max_waiting", "wasted_tokens"):
         assert metrics[name] is None
     assert metrics["queue_s"]["p50"] is None

@@ -1,6 +1,6 @@
 """An oracle stepped beside its array policy: workloads to draw, and the comparison."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from cbjax.parity.workload import Request, Workload
 from tests.policies.oracles import (
     sarathi,
     sglang,
+    sglang_texts,
     tensorrt_llm,
     tgi,
     transformers,
@@ -30,6 +31,8 @@ LIMITS = Limits(
     seats=6, window=3, tokens=64, blocks=64, blocks_per_sequence=48, inbox=20, context=0
 )
 MAX_LENGTH = 48
+# The same with token ids, for policies that share prefixes.
+SHARED = replace(LIMITS, context=MAX_LENGTH, cached_tokens=128)
 ORACLES = {
     "vllm": Vllm, "orca": Orca, "static": Static, "sarathi": sarathi.Sarathi,
     "sglang": sglang.Sglang, "tensorrt_llm": tensorrt_llm.TensorrtLlm,
@@ -55,16 +58,20 @@ class Case:
     def policy(self) -> Policy:
         return policies.get(self.name)(**self.knobs)
 
+    @property
+    def limits(self) -> Limits:
+        return SHARED if self.policy().traits.shares else LIMITS
+
     def system(self):
         return system(
-            LIMITS, block_size=self.block_size, num_blocks=self.num_blocks,
+            self.limits, block_size=self.block_size, num_blocks=self.num_blocks,
             max_length=self.max_length, swap_blocks=self.swap_blocks,
         )
 
 
 def array_log(case: Case, policy: Policy | None = None) -> list[IterationRecord]:
     """The decisions of the array policy, or of `policy` in its place."""
-    return run(policy or case.policy(), case.workload, LIMITS, case.system())
+    return run(policy or case.policy(), case.workload, case.limits, case.system())
 
 
 def oracle_log(case: Case, iterations: int = 5000) -> list[dict[str, Any]]:
@@ -90,7 +97,11 @@ def oracle_log(case: Case, iterations: int = 5000) -> list[dict[str, Any]]:
                 aborted.add(request.id)
                 continue
             # Most systems know no deadlines.
-            more = {} if request.deadline is None else dict(deadline=request.deadline)
+            more: dict[str, Any] = {}
+            if request.deadline is not None:
+                more |= dict(deadline=request.deadline)
+            if request.token_ids:
+                more |= dict(token_ids=request.token_ids)
             word = oracle.arrive(
                 request.id, request.prompt, request.max_tokens, request.priority, **more
             )
@@ -188,11 +199,14 @@ def vllm_cases(draw) -> Case:
     return Case("vllm", knobs, block_size, num_blocks, max_length, workload)
 
 
+RESERVATIONS = st.sampled_from(["oracle", "pow2", "max"])
+
+
 @st.composite
 def orca_cases(draw) -> Case:
     """An Orca system with a workload."""
     numbers = draw(systems())
-    knobs = dict(max_bs=draw(st.integers(1, LIMITS.seats)))
+    knobs = dict(max_bs=draw(st.integers(1, LIMITS.seats)), reservation=draw(RESERVATIONS))
     return Case("orca", knobs, *numbers, draw(workloads(numbers[0], numbers[2])))
 
 
@@ -202,7 +216,7 @@ def static_cases(draw) -> Case:
     numbers = draw(systems())
     knobs = dict(
         max_batch_size=draw(st.integers(1, LIMITS.seats)),
-        padding=draw(st.sampled_from(["padded", "ragged"])),
+        padding=draw(st.sampled_from(["padded", "ragged"])), reservation=draw(RESERVATIONS),
     )
     return Case("static", knobs, *numbers, draw(workloads(numbers[0], numbers[2])))
 
@@ -210,7 +224,8 @@ def static_cases(draw) -> Case:
 CASES = {
     "vllm": vllm_cases(), "orca": orca_cases(), "static": static_cases(),
     "sarathi": sarathi.cases(),
-    "sglang": sglang.cases(), "tensorrt_llm": tensorrt_llm.cases(),
+    "sglang": sglang.cases(), "sglang_radix": sglang_texts.cases(),
+    "tensorrt_llm": tensorrt_llm.cases(),
     "vllm_v0": vllm_v0.cases(),
     "triton": triton.cases(),
     "transformers": transformers.cases(),

@@ -33,6 +33,10 @@ def log_of(name, knobs, num_blocks=10, workload=BURST):
         ("orca", dict(max_bs=2)),
         ("static", dict(max_batch_size=2)),
         ("static", dict(padding="padded")),
+        ("orca", dict(reservation="pow2")),
+        ("orca", dict(reservation="max")),
+        ("static", dict(reservation="pow2")),
+        ("static", dict(reservation="max")),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )

@@ -174,7 +174,6 @@ def test_overlap_computes_one_token_for_nothing_and_drops_one_at_a_retraction():
 
 BURST = requests(*[(0, 5 + id, 6) for id in range(8)])
 LATER = requests(*[(id, 4 + id % 3, 3 + 2 * id, 0, id % 3) for id in range(9)])
-TIGHT = requests(*[(0, 3, 12) for _ in range(6)])
 
 
 @pytest.mark.parametrize(
@@ -200,7 +199,7 @@ TIGHT = requests(*[(0, 3, 12) for _ in range(6)])
             dict(schedule_low_priority_values_first=True), LATER, 24,
         ),
         (
-            dict(schedule_conservativeness=1.0), dict(init_new_token_ratio=0.1), BURST, 32,
+            dict(schedule_conservativeness=1.0), dict(init_new_token_ratio=0.1), LATER, 32,
         ),
         (
             dict(schedule_conservativeness=1.0, new_token_ratio_decay_steps=2),
@@ -209,7 +208,7 @@ TIGHT = requests(*[(0, 3, 12) for _ in range(6)])
         (
             dict(schedule_conservativeness=1.0), dict(new_token_ratio_decay_steps=1), LATER, 32,
         ),
-        ({}, dict(retract_decode_steps=0), TIGHT, 24),
+        ({}, dict(retract_decode_steps=0), BURST, 28),
         ({}, dict(keep_finished=True), BURST, 64),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,

@@ -257,8 +257,8 @@ def test_an_idle_engine_waits_for_a_full_batch_and_says_until_when():
 def test_knob_changes_a_decision(changed):
     requests = [(id // 3, 9 + 2 * id, 6) for id in range(6)]
     base = CHUNKS | dict(max_num_tokens=18)
-    usual = both(requests, 16, block_size=4, **base)
-    other = both(requests, 16, block_size=4, **(base | changed))
+    usual = both(requests, 20, block_size=4, **base)
+    other = both(requests, 20, block_size=4, **(base | changed))
     assert [entry.scheduled for entry in usual] != [entry.scheduled for entry in other]
 
 

@@ -69,13 +69,11 @@ def test_the_host_pool_takes_the_newest_that_fits_and_returns_it_without_recompu
 
 
 def test_offloaded_and_other_requests_take_turns():
-    # 2 is in the host pool and last in line; it goes first, then turns are taken.
-    log = serve(
-        [(0, 4, 9), (0, 4, 9), (0, 4, 9), (1, 2, 3), (1, 2, 3)], num_blocks=4, swap_blocks=1,
-    )
-    assert log[1].preempted == (2,) and log[1].queue == (3, 4, 2)
-    after = next(entry for entry in log if entry.resumed == (2,))
-    assert [request for request, _ in after.scheduled[-2:]] == [2, 3]
+    # 2 and 1 are in the host pool; 2 goes first though it stands behind 3, then turns are taken.
+    log = serve([(0, 8, 9), (0, 8, 9), (1, 2, 5), (2, 2, 5)], num_blocks=7, swap_blocks=9)
+    after = next(entry for entry in log if len(entry.resumed) == 2)
+    assert log[after.iteration - 1].queue == (3, 2, 1)
+    assert after.scheduled == ((2, 1), (3, 2), (1, 1))
 
 
 def test_what_does_not_fit_is_skipped():
@@ -159,25 +157,32 @@ def test_aborts_end_the_freeze():
 
 
 BASE = [(0, 10, 6), (0, 12, 6), (0, 3, 6), (1, 9, 6), (1, 7, 6), (2, 5, 6)]
+ONE_BY_ONE = [(id, 8 + id, 6) for id in range(6)]
+IN_PAIRS = [(id // 2, 20, 5) for id in range(6)]
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "num_blocks"),
+    ("before", "after", "work", "num_blocks"),
     [
-        ({}, dict(max_batch_tokens=16), 20),
-        ({}, dict(max_requests_per_batch=2), 20),
-        ({}, dict(safety_margin=0.4), 16),
-        (dict(safety_margin=None), dict(safety_margin=None, scheduler_type="prefill_first"), 14),
-        (dict(max_batch_tokens=14), dict(max_batch_tokens=14, scheduler_type="prefill_first"), 20),
-        (dict(read_budget=30), dict(read_budget=44), 20),
-        (dict(max_blocks_per_request=0, read_budget=30), dict(read_budget=30), 20),
-        ({}, dict(use_async_batching=True), 20),
+        ({}, dict(max_batch_tokens=16), BASE, 20),
+        ({}, dict(max_requests_per_batch=2), BASE, 20),
+        ({}, dict(safety_margin=0.4), BASE, 16),
+        (
+            dict(safety_margin=None),
+            dict(safety_margin=None, scheduler_type="prefill_first"), IN_PAIRS, 16,
+        ),
+        (
+            dict(max_batch_tokens=14),
+            dict(max_batch_tokens=14, scheduler_type="prefill_first"), BASE, 20,
+        ),
+        (dict(read_budget=48), dict(read_budget=80), ONE_BY_ONE, 20),
+        (dict(max_blocks_per_request=0, read_budget=48), dict(read_budget=48), BASE, 20),
+        ({}, dict(use_async_batching=True), BASE, 20),
     ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else str(value),
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
-def test_every_knob_changes_a_decision(before, after, num_blocks):
-    sizes = [(arrival, prompt, output) for arrival, prompt, output in BASE]
-    case = [serve(sizes, num_blocks, **knobs) for knobs in (before, after)]
+def test_every_knob_changes_a_decision(before, after, work, num_blocks):
+    case = [serve(work, num_blocks, **knobs) for knobs in (before, after)]
     assert rows(case[0], "scheduled") != rows(case[1], "scheduled")
 
 

@@ -10,6 +10,8 @@ from matplotlib.figure import Figure
 
 from cbjax.metrics import Tables
 from cbjax.report import (
+    draw_by_run,
+    draw_gaps,
     draw_grid,
     draw_latencies,
     draw_occupancy,
@@ -21,8 +23,9 @@ from cbjax.report import (
 )
 from cbjax.report.grid import grid_axes, is_full_grid
 from cbjax.report.style import POLICY_COLOURS, line_styles, safe
+from cbjax.results import collect_runs
 
-FIGURES = (draw_timeline, draw_latencies, draw_occupancy, draw_padding)
+FIGURES = (draw_timeline, draw_latencies, draw_gaps, draw_occupancy, draw_padding)
 
 
 def labels_of(figure: Figure) -> list[str]:
@@ -63,6 +66,41 @@ def test_figures_of_three_runs_are_legible(draw, runs, tmp_path):
     assert_legible(figure)
     path = save(figure, tmp_path / "figures" / "one.png")
     assert path.stat().st_size > 10_000
+
+
+def test_a_line_per_run_is_legible_with_many_runs(runs):
+    rows = collect_runs(runs[0].folder.parent)
+    many = pl.concat([rows.with_columns(label=pl.lit(f"run {n} ") + pl.col("label"))
+                      for n in range(4)])
+    figure = draw_by_run(many)
+    assert_legible(figure)
+    titles = [axis.get_title(loc="left") for axis in figure.axes]
+    assert titles[:4] == ["TTFT (s)", "ITL (s)", "E2E latency (s)", "output tokens/s"]
+    assert "mean requests running" in titles
+
+
+def test_a_panel_shows_what_its_run_had(runs):
+    rows = collect_runs(runs[0].folder.parent)
+    axis = next(
+        axis for axis in draw_by_run(rows).axes if axis.get_title(loc="left") == "output tokens/s"
+    )
+    drawn = [bar.get_width() for bar in axis.patches]
+    assert drawn == pytest.approx(rows["output_tokens_per_s"].to_list())
+
+
+def test_gaps_stand_where_they_ended(batcher_run):
+    run = batcher_run("one", count=3)
+    figure = draw_gaps([run])
+    dots = figure.axes[0].collections[0].get_offsets()
+    times = [sorted(one) for one in run.tables.requests["token_times_s"]]
+    expected = [
+        (after, after - before)
+        for one in times for before, after in zip(one, one[1:], strict=False)
+    ]
+    for place in (0, 1):
+        drawn = sorted(dots.data[:, place].tolist())
+        assert drawn == pytest.approx(sorted(pair[place] for pair in expected))
+    assert figure.axes[0].get_ylim()[1] > max(gap for _, gap in expected)
 
 
 @pytest.mark.parametrize("draw", FIGURES)

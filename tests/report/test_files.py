@@ -10,7 +10,9 @@ from cbjax.report import NotDrawable, redraw
 from cbjax.report.__main__ import main
 from cbjax.results import describe_environment, open_study
 
-RUN_FIGURES = ["latencies.png", "occupancy.png", "padding.png", "timeline.png", "trace.json"]
+RUN_FIGURES = [
+    "gaps.png", "latencies.png", "occupancy.png", "padding.png", "timeline.png", "trace.json"
+]
 
 
 def drawn(folder) -> list[str]:
@@ -49,18 +51,35 @@ def test_runs_with_fewer_rows_give_fewer_figures(runs):
     for name in ("schedule", "memory"):
         (folder / f"{name}.parquet").unlink()
     redraw(folder)
-    assert drawn(folder) == ["latencies.png", "occupancy.png", "padding.png"]
+    assert drawn(folder) == ["gaps.png", "latencies.png", "occupancy.png", "padding.png"]
 
 
 def test_a_study_is_compared_and_its_drawn_runs_are_redrawn(make_study):
     cells = {"a": {"config": {"budget": 64}}, "b": {"config": {"budget": 128}}}
     path = make_study(cells, ["budget"])
-    assert len(redraw(path)[1]) == 1 + len(RUN_FIGURES)
-    assert drawn(path) == ["comparison.txt", *RUN_FIGURES]
+    assert len(redraw(path)[1]) == 2 + len(RUN_FIGURES)
+    assert drawn(path) == ["by_run.png", "comparison.txt", *RUN_FIGURES]
     first = next((path / "runs").iterdir())
     redraw(first)
-    assert len(redraw(path)[1]) == 1 + 2 * len(RUN_FIGURES)
+    assert len(redraw(path)[1]) == 2 + 2 * len(RUN_FIGURES)
 
+
+def test_many_variants_are_rows_of_several_tables_and_drawn_too(make_study):
+    # The first has no such setting, so that the setting cannot name the rows.
+    cells = {f"variant {n}": {"config": {"chunk": n} if n else {}} for n in range(7)}
+    path = make_study(cells, ["chunk"])
+    redraw(path)
+    assert drawn(path) == ["by_run.png", "comparison.txt", *RUN_FIGURES]
+    text = (path / "figures" / "comparison.txt").read_text()
+    assert text.count("variant 6") == 3
+    assert "recomputed" in text
+
+
+def test_a_timeline_too_long_to_be_read_is_left_out(make_study, monkeypatch):
+    monkeypatch.setattr("cbjax.report.files.MOST_TIMELINE_SEATS", 1)
+    path = make_study({"a": {}, "b": {"config": {"budget": 64}}}, ["budget"])
+    redraw(path)
+    assert "timeline.png" not in drawn(path) and "gaps.png" in drawn(path)
 
 def test_a_sweep_over_two_settings_becomes_a_grid(make_study):
     cells = {

@@ -8,12 +8,13 @@ from cbjax import policies
 from cbjax.core.limits import Limits
 from cbjax.core.log import IterationRecord
 from cbjax.core.rows import NO_ROW
-from cbjax.parity.traces import Fields, Format, NotRead, Trace
+from cbjax.parity.traces import Fields, Format, Trace
 from cbjax.parity.workload import Request, Workload
 from cbjax.policies._sglang_ratio import PARTS
 
 _LIMITS = Limits(
-    seats=64, window=48, tokens=16384, blocks=7000, blocks_per_sequence=272, inbox=48, context=0
+    seats=64, window=48, tokens=16384, blocks=7000, blocks_per_sequence=272, inbox=48,
+    context=272, cached_tokens=8192,
 )
 _KINDS = ("idle", "prefill", "mixed", "decode")
 
@@ -34,10 +35,11 @@ def _read(recorded: dict[str, Any]) -> Trace:
     knobs = dict(recorded["knobs"])
     knobs.pop("page_size")
     marked = None if recorded["status"] == "ok" else recorded["error"] or recorded["status"]
-    if not knobs.pop("disable_radix_cache"):
-        raise NotRead("disable_radix_cache = false: only recordings without the cache are read")
     requests = tuple(
-        Request(one["id"], one["arrival_iteration"], one["prompt_tokens"], one["output_tokens"])
+        Request(
+            one["id"], one["arrival_iteration"], one["prompt_tokens"], one["output_tokens"],
+            token_ids=tuple(one.get("prompt_token_ids", ())),
+        )
         for one in recorded["requests"]
     )
     return Trace(
@@ -55,8 +57,11 @@ def _read(recorded: dict[str, Any]) -> Trace:
 
 
 def _step(step: Fields, block_size: int) -> Fields:
-    free = step["free"] // block_size
-    return step | dict(ratio=_Ratio(step["ratio"]), free=free)
+    evictable = step.get("evictable", 0)
+    return step | dict(
+        ratio=_Ratio(step["ratio"]), free=step["free"] // block_size,
+        evictable=evictable // block_size,
+    )
 
 
 def _watch(state, plan) -> dict[str, Any]:
@@ -64,8 +69,12 @@ def _watch(state, plan) -> dict[str, Any]:
     prefills = jnp.sum(carried.fresh)
     mixed, batch = prefills > 0, carried.last_size > 0
     kind = jnp.select([plan.num_sequences == 0, mixed, batch], [0, 2, 1], 3)
+    evictable = jnp.int32(0)
+    if state.blocks.cache is not None:
+        evictable = jnp.sum(state.blocks.cache.registered & (state.blocks.refs == 0))
     return dict(
-        kind=kind, decodes=jnp.where(mixed, carried.last_size - prefills, 0), full=carried.full,
+        evictable=evictable, kind=kind, full=carried.full,
+        decodes=jnp.where(mixed, carried.last_size - prefills, 0),
         ratio=carried.ratio.now, ghosts=carried.ghosts, ahead=state.ending is not None,
         chunked=jnp.where(carried.chunked == NO_ROW, -1, state.rows.request[carried.chunked]),
     )
@@ -77,10 +86,13 @@ def _fields(entry: IterationRecord, watched: dict[str, Any]) -> Fields:
     scheduled = entry.scheduled[decodes:] + entry.scheduled[:decodes]
     ids = [id for id, _ in scheduled]
     started = entry.new + entry.resumed
+    # There, free blocks are those that hold nothing.
+    evictable = int(watched["evictable"])
     return dict(
         kind=_KINDS[int(watched["kind"])], scheduled=scheduled,
         new=[id for id in ids if id in started], preempted=entry.preempted,
-        finished=sorted(entry.finished, key=ids.index), free=entry.free_blocks,
+        finished=sorted(entry.finished, key=ids.index), free=entry.free_blocks - evictable,
+        evictable=evictable,
         waiting=entry.waiting, running=entry.running + int(watched["ghosts"]),
         chunked=None if chunked < 0 else chunked, full=int(watched["full"]),
         ratio=int(watched["ratio"]) / PARTS, ahead=bool(watched["ahead"]),

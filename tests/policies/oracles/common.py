@@ -58,6 +58,14 @@ class Scheduler:
         full, rest = divmod(tokens, self.block_size)
         return full + (1 if rest else 0)
 
+    def slots(self, prompt: int, output: int) -> int:
+        """KV slots from the first iteration to the last, for those with a `reservation`."""
+        power = 1
+        while power < output:
+            power *= 2
+        wanted = {"oracle": prompt + output, "pow2": prompt + power, "max": self.max_length}
+        return min(wanted[self.reservation], self.max_length, self.num_blocks * self.block_size)
+
     def arrive(
         self, id: int, prompt: int, max_tokens: int, priority: int = 0, deadline: int | None = None
     ) -> str | None:

@@ -11,9 +11,10 @@ from tests.policies.oracles.common import Scheduler
 
 @dataclass
 class Orca(Scheduler):
-    """Its one knob."""
+    """Its knobs."""
 
     max_bs: int = 8
+    reservation: str = "oracle"
 
     reserves_output = True
     whole_prompts = True
@@ -25,7 +26,7 @@ class Orca(Scheduler):
         new, limited_by = [], "queue_empty"
         while self.queue:
             head = self.queue[0]
-            reservation = self.blocks_of(head.prompt + head.max_tokens)
+            reservation = self.blocks_of(self.slots(head.prompt, head.max_tokens))
             if len(self.running) == self.max_bs:
                 limited_by = "seats"
             elif used + head.prompt > self.iteration_tokens:

@@ -30,10 +30,10 @@ class Sglang(Admission):
         # The overlap loop computes one token for nothing, and that needs KV.
         return not self.disable_overlap_schedule
 
-    def arrive(self, id: int, prompt: int, max_tokens: int, priority: int = 0) -> str | None:
+    def arrive(self, id, prompt, max_tokens, priority=0, token_ids=()) -> str | None:
         word = super().arrive(id, prompt, max_tokens, priority)
         if word is None:
-            self.enter(id, prompt, self.queue.pop().max_tokens, priority)
+            self.enter(id, prompt, self.queue.pop().max_tokens, priority, list(token_ids))
         return word
 
     def enter(self, id: int, prompt: int, max_tokens: int, priority=0, ids=None) -> None:
@@ -78,9 +78,13 @@ class Sglang(Admission):
         decided = self.decided(
             new=fresh, resumed=again, preempted=self.victims, limited_by=self.limited_by
         )
-        # By entry into the queue, whatever the policy sorts by; decodes before prefills.
-        queue = sorted(self.queue, key=lambda one: one.place)
+        # By entry into the queue, unless the order depends on what the cache held before.
+        queue = self.queue
+        if not self.tree or self.schedule_policy not in ("lpm", "dfs-weight"):
+            queue = sorted(self.queue, key=lambda one: one.place)
+        # Decodes before prefills.
         return decided | dict(
+            free_blocks=self.available // self.block_size,
             queue=tuple(one.id for one in queue),
             scheduled=tuple((one.id, tokens) for one, tokens in self._in_run_order() if tokens),
         )

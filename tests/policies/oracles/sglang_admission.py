@@ -46,7 +46,6 @@ class Admission(Memory):
     unseen: list[tuple] = field(default_factory=list)  # launched, not yet processed
     limited_by: str = "queue_empty"
 
-
     def _estimate(self, member: Member) -> int:
         return min(member.max_tokens - member.outputs, CLIP)
 
@@ -169,18 +168,24 @@ class Admission(Memory):
             ),
             key=lambda one: (sign * one.priority, -one.place),
         )
-        batch, free, estimated = list(self.batch), self.free, self.estimated
-        for count, victim in enumerate(order, 1):
+        batch, estimated = list(self.batch), self.estimated
+        lent, enough = [], False
+        for victim in order:
             self.batch.remove(victim)
-            self.free += self.blocks_of(victim.computed)
+            self.lend(victim)
+            lent.append(victim)
             self.estimated -= self._estimate(victim)
-            if self._answer(member, run) == "takes":
-                self.free = free
-                for one in order[:count]:
-                    self._retract(one)
-                return True
-        self.batch, self.free, self.estimated = batch, free, estimated
-        return False
+            enough = self._answer(member, run) == "takes"
+            if enough:
+                break
+        for victim in lent:
+            self.take_back(victim)
+        if enough:
+            for victim in lent:
+                self._retract(victim)
+        else:
+            self.batch, self.estimated = batch, estimated
+        return enough
 
     def _retract(self, victim: Member) -> None:
         self.release(victim, insert=False)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from cbjax.parity.workload import output_token
 from tests.policies.oracles.common import Scheduler, Sequence
 from tests.policies.oracles.radix import Node, RadixTree
 
@@ -49,7 +50,7 @@ class Memory(Scheduler):
         return self.blocks_of(tokens) * self.block_size
 
     def text(self, member: Member, length: int) -> list[int]:
-        made = [1_000_000 * (member.id + 1) + k for k in range(length - len(member.ids))]
+        made = [output_token(member.id, k) for k in range(length - len(member.ids))]
         return (member.ids + made)[:length]
 
     def evict_for(self, tokens: int) -> None:
@@ -99,6 +100,18 @@ class Memory(Scheduler):
             self.free += pages
         member.computed = member.prefix = member.cached = 0
         member.partial = False
+
+    def lend(self, member: Member) -> None:
+        """Count what it holds as if it were given back."""
+        self.free += self.blocks_of(member.computed) - member.cached // self.block_size
+        if self.tree:
+            self.tree.unlock(member.node)
+
+    def take_back(self, member: Member) -> None:
+        """The opposite."""
+        self.free -= self.blocks_of(member.computed) - member.cached // self.block_size
+        if self.tree:
+            self.tree.lock(member.node)
 
     def _insert(self, member: Member, length: int) -> None:
         """Pages that the tree has already are given back."""

@@ -15,6 +15,7 @@ class Static(Scheduler):
 
     max_batch_size: int = 8
     padding: str = "padded"
+    reservation: str = "oracle"
     size: int = 0
     longest: int = 0
 
@@ -59,10 +60,11 @@ class Static(Scheduler):
     def _owned(self, batch: list[Sequence]) -> list[int]:
         """Blocks that each member of the batch owns from the start."""
         if self.padding == "ragged":
-            return [self.blocks_of(member.prompt + member.max_tokens) for member in batch]
+            slots = [self.slots(member.prompt, member.max_tokens) for member in batch]
+            return [self.blocks_of(each) for each in slots]
         longest = max((member.prompt for member in batch), default=0)
         output = max((member.max_tokens for member in batch), default=0)
-        return [self.blocks_of(min(longest + output, self.max_length))] * len(batch)
+        return [self.blocks_of(self.slots(longest, output))] * len(batch)
 
     def _prefill(self, pending: list[Sequence]) -> int:
         """Prompts of this iteration; returns the padding beside them."""
