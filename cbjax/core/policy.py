@@ -27,6 +27,8 @@ class Traits:
         shares: prefixes are shared: the policy handles the pool itself (see `core/sharing.py`).
         register_at: when a computed prefix becomes visible to others: "schedule", "compute",
             "prefill_done" or "finish".
+        registers_ended: what a request computed is registered when it ends, as far as the policy
+            has not done so.
         free_order: order in which a released sequence's blocks are handed out again:
             "tail_first".
         lag: iterations that the schedule runs ahead of the results, 0 or 1. With 1, a request that
@@ -42,6 +44,7 @@ class Traits:
     deliver_at: str = "token"
     shares: bool = False
     register_at: str = "compute"
+    registers_ended: bool = True
     free_order: str = "tail_first"
     lag: int = 0
     drops_in_flight: bool = False

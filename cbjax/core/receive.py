@@ -34,7 +34,8 @@ class Received:
 def vacate(state: State, mask: Bool[Array, "P"], *, done: bool = False) -> State:
     """End the rows in `mask`: seat, blocks and row return exactly once.
 
-    Under prefix sharing, what `done` rows computed can still be found, as far as it fills blocks.
+    Under prefix sharing, what `done` rows computed can still be found, as far as it fills blocks,
+    unless `Traits.registers_ended` is off.
     """
     rows = state.rows
     seated = mask & (rows.status == Status.RUNNING)
@@ -43,7 +44,7 @@ def vacate(state: State, mask: Bool[Array, "P"], *, done: bool = False) -> State
     else:
         blocks = sharing.release(
             state.blocks, mask, rows.held, state.running, partial(_leave_behind, state)
-            if done else None,
+            if done and state.blocks.cache.registers_ended else None,
         )
     return replace(
         state,

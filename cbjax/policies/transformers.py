@@ -103,7 +103,8 @@ def transformers(
         seats="max_requests_per_batch", budget="max_batch_tokens",
         traits=Traits(
             lag=int(use_async_batching), drops_in_flight=use_async_batching,
-            shares=allow_block_sharing,
+            # What the last step fills, the original never registers.
+            shares=allow_block_sharing, registers_ended=False,
         ),
     )
 
