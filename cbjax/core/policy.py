@@ -77,6 +77,9 @@ class Policy:
         init: static; `(knobs, Limits, System) -> PolicyState`. Runs on the host before anything is
             compiled; checks the policy's start-up rules. PolicyState is any pytree, often `()`.
         decide: static; `(knobs, PolicyState, View) -> (Decision, PolicyState)`, pure and jit-able.
+        settle: static; `(PolicyState, View) -> Blocks`, or None: what becomes of the pool when the
+            results of the last iteration are in, before aborts and arrivals. Only from a policy
+            that shares prefixes.
         traits: static; facts the mechanism obeys.
         seats: static; the knob that says how many requests may run at a time.
         budget: static; the knob that says how many tokens an iteration may have, or None.
@@ -88,6 +91,7 @@ class Policy:
     decide: Callable[..., Any] = field(metadata={"static": True})
     seats: str = field(metadata={"static": True})
     budget: str | None = field(default=None, metadata={"static": True})
+    settle: Callable[..., Any] | None = field(default=None, metadata={"static": True})
     traits: Traits = field(default=Traits(), metadata={"static": True})
 
 

@@ -1,7 +1,7 @@
 """`schedule`: arrivals and aborts in, the policy's decision carried out, a plan out.
 
-The order is fixed: aborts, arrivals, decide, preempt, refuse, admit, allocate, count. Nothing here
-knows a system's rules, and nothing costs by the number of requests in the workload.
+The order is fixed: settle, aborts, arrivals, decide, preempt, refuse, admit, allocate, count.
+Nothing here knows a system's rules, and nothing costs by the number of requests in the workload.
 """
 
 from dataclasses import replace
@@ -37,6 +37,9 @@ def schedule(policy: Policy, state: State, inbox: Inbox, limits: Limits) -> tupl
         nothing to compute before `plan.wake` or the next arrival.
     """
     state = replace(state, clock=inbox.clock)
+    if policy.settle is not None:
+        seen = view(state, inbox.backlog, limits)
+        state = replace(state, blocks=policy.settle(state.policy, seen))
     state, aborted = abort(state, inbox)
     state, received = receive(state, inbox, limits, policy.traits)
     requests = state.rows.request

@@ -14,6 +14,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Int
 
 from cbjax.core import merging, runlist, sharing
+from cbjax.core.blocks import Blocks
 from cbjax.core.control import when
 from cbjax.core.decision import Decision, Requeue, nothing
 from cbjax.core.limits import blocks_for
@@ -64,14 +65,13 @@ def decide(knobs: dict, progress: Progress, view: View) -> tuple[Decision, Progr
     """One iteration; see `cbjax.policies.transformers`."""
     running = view.rows.status == Status.RUNNING
     frozen = progress.frozen & (view.finished == 0)
-    shared = _take_in(view, progress, running)
     progress = replace(
         progress, decoding=progress.decoding & running, frozen=frozen,
         seated=runlist.remove(progress.seated, ~running),
     )
     none, never = jnp.zeros_like(view.rows.held), jnp.bool_(False)
     start = _Made(
-        shared=shared, seated=progress.seated, seats=view.num_running, admit=none > 0,
+        shared=_untouched(view), seated=progress.seated, seats=view.num_running, admit=none > 0,
         went=none - 1, gone=jnp.int32(0), in_pool=none > 0, room=view.swap_blocks, frozen=frozen,
         attempts=jnp.int32(0), again=jnp.bool_(True), service=progress.seated, grant=none,
         lacks=none, failed=never, left=left_at_start(knobs, progress, view, jnp.int32(0)),
@@ -80,16 +80,16 @@ def decide(knobs: dict, progress: Progress, view: View) -> tuple[Decision, Progr
     made = lax.while_loop(
         lambda made: made.again, partial(_attempt, knobs, view, progress), start
     )
-    return _decision(view, progress, made, shared)
+    return _decision(view, progress, made)
 
 
-def _take_in(view: View, progress: Progress, running: Bool[Array, "P"]) -> Shared:
+def settle(progress: Progress, view: View) -> Blocks:
     """Register what the batch before filled, unless its request has changed its kind since.
 
     Where the schedule runs ahead, a chunk followed by the end of its prompt is such a change: its
     blocks are then not counted, and the row stays that many behind with what it registers.
     """
-    filled = progress.filled
+    filled, running = progress.filled, view.rows.status == Status.RUNNING
     counts = running & (filled.samples[0] == progress.decoding)
     count = view.in_run_order(jnp.where(counts, filled.blocks[0], 0))
 
@@ -101,8 +101,14 @@ def _take_in(view: View, progress: Progress, running: Bool[Array, "P"]) -> Share
         )
         return shared, count.at[seat].set(0)
 
-    start = Shared(view.blocks, view.rows.held, jnp.zeros_like(view.rows.held))
-    return lax.while_loop(lambda carry: jnp.any(carry[1] > 0), register, (start, count))[0]
+    shared, _ = lax.while_loop(
+        lambda carry: jnp.any(carry[1] > 0), register, (_untouched(view), count)
+    )
+    return shared.blocks
+
+
+def _untouched(view: View) -> Shared:
+    return Shared(view.blocks, view.rows.held, jnp.zeros_like(view.rows.held))
 
 
 def _attempt(knobs, view: View, progress: Progress, made: _Made) -> _Made:
@@ -145,20 +151,19 @@ def _enter(view: View, made: _Made) -> _Made:
     reached = ~made.frozen & (made.stop == LimitedBy.QUEUE_EMPTY)
     waits = view.waiting & ~made.admit & (made.went < 0)
     keys = jnp.where(waits & reached, queue_keys(view, waits), _LAST)
-    full = (made.stop == LimitedBy.QUEUE_EMPTY) & (made.seats >= seats)
-    made = replace(made, stop=jnp.where(full, int(LimitedBy.SEATS), made.stop))
+
+    def next_in_line(made: _Made, keys):
+        row = jnp.argmin(keys)
+        is_next = (made.stop == LimitedBy.QUEUE_EMPTY) & (keys[row] != _LAST)
+        full = is_next & (made.seats >= seats)
+        made = replace(made, stop=jnp.where(full, int(LimitedBy.SEATS), made.stop))
+        return made, keys, row.astype(jnp.int32), is_next & ~full
 
     def visit(carry):
-        made, keys, row = carry
-        made = _visit(view, made, row.astype(jnp.int32))
-        keys = keys.at[row].set(_LAST)
-        return made, keys, jnp.argmin(keys)
+        made, keys, row, _ = carry
+        return next_in_line(_visit(view, made, row), keys.at[row].set(_LAST))
 
-    made, *_ = lax.while_loop(
-        lambda carry: (carry[0].stop == LimitedBy.QUEUE_EMPTY) & (carry[1][carry[2]] != _LAST),
-        visit, (made, keys, jnp.argmin(keys)),
-    )
-    return made
+    return lax.while_loop(lambda carry: carry[3], visit, next_in_line(made, keys))[0]
 
 
 def _visit(view: View, made: _Made, row: Int[Array, ""]) -> _Made:
@@ -180,6 +185,7 @@ def _visit(view: View, made: _Made, row: Int[Array, ""]) -> _Made:
     shared = sharing.grow(shared, row, jnp.where(fits, need, 0))
     place = jnp.where(enters, made.seats, seats)
     taken = made.seats + enters
+    full = fits & (taken >= seats)
     left = jax.tree.map(
         lambda new, old: jnp.where(fits, new, old), left.without(tokens, computed, need), left
     )
@@ -189,7 +195,7 @@ def _visit(view: View, made: _Made, row: Int[Array, ""]) -> _Made:
         service=made.service.at[place].set(row, mode="drop"),
         admit=made.admit.at[row].set(enters), grant=made.grant.at[row].set(tokens * fits),
         lacks=made.lacks.at[row].set(need * (fails & enters)),
-        stop=jnp.where(taken >= seats, int(LimitedBy.SEATS), left.stop()),
+        stop=jnp.where(full, int(LimitedBy.SEATS), left.stop()),
     )
 
 
@@ -223,7 +229,7 @@ def _make_room(made: _Made) -> _Made:
     return replace(made, again=~made.left.any & (evicts | (made.gone > before)))
 
 
-def _decision(view: View, progress: Progress, made: _Made, start: Shared):
+def _decision(view: View, progress: Progress, made: _Made):
     rows, size = view.rows, view.system.block_size
     preempt = made.went >= 0
     swap_in = made.admit & (rows.status == Status.SWAPPED)
@@ -254,8 +260,8 @@ def _decision(view: View, progress: Progress, made: _Made, start: Shared):
         filled=Filled(
             blocks=behind(progress.filled.blocks, jnp.where(got, full, 0)),
             samples=behind(progress.filled.samples, samples),
-            free=start.blocks.free - merging.findable(start.blocks),
-            findable=merging.findable(start.blocks),
+            free=view.free_blocks - merging.findable(view.blocks),
+            findable=merging.findable(view.blocks),
         ),
     )
 

@@ -100,6 +100,7 @@ def transformers(
         knobs=knobs, name="transformers",
         init=_INIT[allow_block_sharing * (1 + use_async_batching)],
         decide=_transformers_sharing.decide if allow_block_sharing else _decide,
+        settle=_transformers_sharing.settle if allow_block_sharing else None,
         seats="max_requests_per_batch", budget="max_batch_tokens",
         traits=Traits(
             lag=int(use_async_batching), drops_in_flight=use_async_batching,
