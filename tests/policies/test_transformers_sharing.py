@@ -85,7 +85,7 @@ def compare(examples, seeded) -> Counter:
             came = set(entry.new + entry.resumed)
             seen["seat without tokens"] += bool(came - {one for one, _ in entry.scheduled})
             seen["seat lost at once"] += bool(set(entry.preempted) - seated)
-            seated = (seated | came) - set(entry.preempted + entry.finished)
+            seated = (seated | came) - set(entry.preempted)
 
     agree()
     return seen
