@@ -70,7 +70,7 @@ def _make_room(state: State, decision: Decision, traits: Traits) -> State:
 def _preempt(state: State, decision: Decision, traits: Traits) -> State:
     """Put preempted rows back into the queue, their KV dropped or moved to the host pool."""
     rows, lost = state.rows, decision.preempt
-    seated = rows.status == Status.RUNNING
+    seated = lost if decision.shared is None else lost & (rows.status == Status.RUNNING)
     swapped = lost & swaps_out(decision.requeue)
     behind = (decision.requeue == Requeue.END) | (decision.requeue == Requeue.SWAP_OUT_END)
     count = jnp.sum(lost)
@@ -93,7 +93,7 @@ def _preempt(state: State, decision: Decision, traits: Traits) -> State:
         )
     moved = jnp.where(swapped, rows.held, 0)
     if state.newest is not None and state.ending is not None:
-        dropped = lost & state.newest & seated
+        dropped = seated & state.newest
         rows = replace(rows, known=rows.known - dropped, computed=rows.computed - dropped)
         state = replace(state, ending=state.ending & ~lost)
     return replace(
@@ -118,7 +118,7 @@ def _preempt(state: State, decision: Decision, traits: Traits) -> State:
         if decision.shared is None
         else state.blocks,
         running=runlist.remove(state.running, lost),
-        num_running=state.num_running - jnp.sum(lost & seated),
+        num_running=state.num_running - jnp.sum(seated),
         queue_front=front,
         queue_back=state.queue_back + count,
         swap_free=state.swap_free - jnp.sum(moved),
