@@ -33,7 +33,7 @@ from jax import lax
 from cbjax import policies
 from cbjax.core.commit import commit, commit_jit
 from cbjax.core.inbox import Inbox, empty_inbox
-from cbjax.core.limits import Limits, system
+from cbjax.core.limits import Limits, System, system
 from cbjax.core.rows import Status
 from cbjax.core.schedule import schedule, schedule_jit
 from cbjax.core.state import initial_state
@@ -188,8 +188,8 @@ def seconds_of(work) -> tuple[float, np.ndarray]:
     return time.process_time() - begin, result
 
 
-def measure(seats: int, kind: str, iterations: int, repeats: int) -> dict:
-    """One row of the table."""
+def numbers_of(seats: int, kind: str) -> tuple[Limits, System]:
+    """Static limits and numbers of a system: ample KV for a "steady" stream, scarce otherwise."""
     per_request = -(-(MEAN_PROMPT + MEAN_OUTPUT) // BLOCK_SIZE)
     share = {"steady": 3.0, "pressure": 0.5}[kind]
     num_blocks = max(int(seats * per_request * share), MAX_LENGTH // BLOCK_SIZE)
@@ -197,14 +197,20 @@ def measure(seats: int, kind: str, iterations: int, repeats: int) -> dict:
         seats=seats, window=WINDOW, tokens=BUDGET, blocks=num_blocks,
         blocks_per_sequence=MAX_LENGTH // BLOCK_SIZE, inbox=INBOX,
     )
+    return limits, system(
+        limits, block_size=BLOCK_SIZE, num_blocks=num_blocks, max_length=MAX_LENGTH
+    )
+
+
+def measure(seats: int, kind: str, iterations: int, repeats: int) -> dict:
+    """One row of the table."""
+    limits, numbers = numbers_of(seats, kind)
+    num_blocks = limits.blocks
     load = {"steady": 0.9, "pressure": 0.7}[kind]
     warm = 400
     total = warm + iterations * repeats
     requests = stream(seats, int(total * seats * load / MEAN_OUTPUT * 1.5) + 1000, load)
     policy = policies.vllm(max_num_batched_tokens=BUDGET, max_num_seqs=seats)
-    numbers = system(
-        limits, block_size=BLOCK_SIZE, num_blocks=num_blocks, max_length=MAX_LENGTH
-    )
     state, device = initial_state(policy, limits, numbers), padded(requests)
     first, now = jnp.int32(0), jnp.int32(0)
     state, first, now, _ = in_loop(policy, state, device, first, now, jnp.int32(warm), limits)

@@ -65,7 +65,7 @@ def commit(
     done = reason != FinishReason.NONE
     # With lag the next schedule is made before this ending is known: the row leaves one commit on.
     leaves = done if state.ending is None else state.ending
-    state = when(jnp.any(leaves), lambda state: vacate(state, leaves, done=True), state)
+    state = when(jnp.any(leaves), lambda state: vacate(state, leaves), state)
     if state.ending is not None:
         state = replace(state, ending=done)
     if state.newest is not None:

@@ -34,7 +34,7 @@ class Cache:
     before: Int[Array, "N+1"]  # neighbours in the free list
     after: Int[Array, "N+1"]
     # Leading blocks of each row that are registered or were hits. A row that ended keeps the
-    # number: these it left behind.
+    # number, one that was aborted its negative: these it left behind.
     entered: Int[Array, "P"]
     registers_ended: bool = field(metadata={"static": True})  # see Traits
 

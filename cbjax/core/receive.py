@@ -31,10 +31,10 @@ class Received:
     max_tokens: Int[Array, "A"]  # output tokens it may have
 
 
-def vacate(state: State, mask: Bool[Array, "P"], *, done: bool = False) -> State:
+def vacate(state: State, mask: Bool[Array, "P"], *, aborted: bool = False) -> State:
     """End the rows in `mask`: seat, blocks and row return exactly once.
 
-    Under prefix sharing, what `done` rows computed can still be found, as far as it fills blocks,
+    Under prefix sharing, what they computed can still be found, as far as it fills blocks,
     unless `Traits.registers_ended` is off.
     """
     rows = state.rows
@@ -43,8 +43,7 @@ def vacate(state: State, mask: Bool[Array, "P"], *, done: bool = False) -> State
         blocks = pool.release(state.blocks, mask, rows.held)
     else:
         blocks = sharing.release(
-            state.blocks, mask, rows.held, state.running, partial(_leave_behind, state)
-            if done and state.blocks.cache.registers_ended else None,
+            state.blocks, mask, rows.held, state.running, partial(_leave_behind, state), aborted
         )
     return replace(
         state,
@@ -66,6 +65,8 @@ def vacate(state: State, mask: Bool[Array, "P"], *, done: bool = False) -> State
 
 def _leave_behind(state: State, shared: Shared, row) -> Shared:
     """Register the full blocks that the row computed and that are not registered yet."""
+    if not shared.blocks.cache.registers_ended:
+        return shared
     computed, block_size = state.rows.computed[row], state.system.block_size
     return when(
         computed // block_size > shared.blocks.cache.entered[row],
@@ -84,7 +85,7 @@ def abort(state: State, inbox: Inbox) -> tuple[State, Int[Array, "A"]]:
         alive = (state.rows.status != Status.FREE)[:, None]
         named = alive & (state.rows.request[:, None] == inbox.abort[None, :])
         ended = jnp.where(jnp.any(named, axis=0), inbox.abort, NO_REQUEST)
-        return vacate(state, jnp.any(named, axis=1)), ended
+        return vacate(state, jnp.any(named, axis=1), aborted=True), ended
 
     none = jnp.full(inbox.abort.shape, NO_REQUEST, jnp.int32)
     return when(jnp.any(inbox.abort != NO_REQUEST), end, (state, none))

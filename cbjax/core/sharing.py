@@ -123,11 +123,12 @@ def leave(shared: Shared, row, kept) -> Shared:
 
 def release(
     blocks: Blocks, mask: Bool[Array, "P"], held: Int[Array, "P"], running: Int[Array, "S"],
-    finish: Callable[[Shared, Int[Array, ""]], Shared] | None = None,
+    finish: Callable[[Shared, Int[Array, ""]], Shared], aborted: bool = False,
 ) -> Blocks:
     """Give back all blocks of the running rows in `mask`, in run order.
 
-    What they registered can still be found; `finish` registers more of a row before.
+    What they registered can still be found. `finish` registers more of a row before; then
+    `Cache.entered` tells what it left behind, and whether it was `aborted`.
     """
     start = Shared(blocks, held, jnp.zeros_like(held))
     all_blocks = jnp.int32(blocks.tables.shape[1])
@@ -136,12 +137,11 @@ def release(
         shared, left = carry
         seat = jnp.argmax(left)
         row, left = running[seat], left.at[seat].set(False)
-        if finish is None:
-            return leave(shared, row, all_blocks), left
         shared = finish(shared, row)
-        entered = shared.blocks.cache.entered
+        left_behind = shared.blocks.cache.entered[row] * (-1 if aborted else 1)
         shared = leave(shared, row, all_blocks)
-        cache = replace(shared.blocks.cache, entered=entered)
+        cache = shared.blocks.cache
+        cache = replace(cache, entered=cache.entered.at[row].set(left_behind))
         return replace(shared, blocks=replace(shared.blocks, cache=cache)), left
 
     shared, _ = lax.while_loop(

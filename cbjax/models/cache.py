@@ -21,7 +21,7 @@ from cbjax.cache import cache_dir
 from cbjax.models.config import ModelConfig
 from cbjax.models.decoder import Weights, weight_shapes
 
-CONVERTER_VERSION = 1  # raise it when `convert` or the layout of the weights changes
+CONVERTER_VERSION = 2  # raise it when `convert` or the layout of the weights changes
 ABANDONED_S = 86400.0
 
 
@@ -73,11 +73,11 @@ def replace_atomically(target: Path, fill: Callable[[Path], None]) -> None:
 
 
 def _keep(entry: Path, weights: Weights) -> None:
-    named = jax.tree.map(lambda a: np.asarray(a).view(_on_disk(a).dtype), weights)
+    arrays = jax.tree.map(np.asarray, weights)
 
     def fill(path: Path) -> None:
         with _checkpointer() as checkpointer:
-            checkpointer.save(path, args=ocp.args.PyTreeSave(named))
+            checkpointer.save(path, args=ocp.args.PyTreeSave(arrays))
 
     replace_atomically(entry, fill)
 
@@ -86,21 +86,15 @@ def _restore(entry: Path, shapes: Weights) -> Weights:
     wanted = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
     with _checkpointer() as checkpointer:
         found = checkpointer.restore(
-            entry, args=ocp.args.PyTreeRestore(jax.tree.map(_on_disk, shapes), restore_args=wanted)
+            entry, args=ocp.args.PyTreeRestore(shapes, restore_args=wanted)
         )
 
     def check(array: np.ndarray, shape: jax.ShapeDtypeStruct) -> jax.Array:
-        if array.shape != shape.shape or array.dtype != _on_disk(shape).dtype:
+        if array.shape != shape.shape or array.dtype != shape.dtype:
             raise ValueError(f"{array.dtype}{list(array.shape)} found where {shape} belongs")
-        return jnp.asarray(array.view(shape.dtype))
+        return jnp.asarray(array)
 
     return jax.tree.map(check, found, shapes)
-
-
-def _on_disk(shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """Bits of bfloat16 lie on disk as bfloat16, whatever this jax version computes with."""
-    dtype = jnp.dtype("bfloat16") if shape.dtype == jnp.uint16 else shape.dtype
-    return jax.ShapeDtypeStruct(shape.shape, dtype)
 
 
 def _checkpointer() -> ocp.Checkpointer:

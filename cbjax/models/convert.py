@@ -6,14 +6,11 @@ than the result.
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 
 from cbjax.models.config import ModelConfig
 from cbjax.models.decoder import Weights, weight_shapes
 from cbjax.models.tensors import FUSED, NAMES, TensorSource, check_tensors
-
-UNTRANSPOSED = ("embedding", "head")  # used as [V, E]; every other matrix as [in, out]
 
 
 def convert(config: ModelConfig, source: TensorSource, dtype: str) -> Weights:
@@ -49,8 +46,7 @@ def _fill(
     layers: range | None,
 ) -> np.ndarray:
     """One weight, stacked over `layers` if there are any."""
-    bits = shape.dtype == jnp.uint16
-    filled = np.empty(shape.shape, ml_dtypes.bfloat16 if bits else shape.dtype)
+    filled = np.empty(shape.shape, shape.dtype)
     for layer in layers or [None]:
         place = filled if layer is None else filled[layer]
         start = 0
@@ -58,11 +54,9 @@ def _fill(
             stored = source.read(NAMES[source.format][part].format(layer))
             if source.interleaved_rope and part in ("q", "k"):
                 stored = half_split(stored, config.head_dim)
-            if stored.ndim == 2 and name not in UNTRANSPOSED:
-                stored = stored.T
-            place[..., start : start + stored.shape[-1]] = stored
-            start += stored.shape[-1]
-    return filled.view(np.uint16) if bits else filled
+            place[start : start + len(stored)] = stored
+            start += len(stored)
+    return filled
 
 
 def half_split(rows: np.ndarray, head_dim: int) -> np.ndarray:

@@ -18,8 +18,8 @@ from jaxtyping import Array, Float, Int, Shaped
 from cbjax.core.batch import IterationBatch
 from cbjax.models.attention import causal_attention, paged_attention
 from cbjax.models.config import ModelConfig
-from cbjax.models.layers import Layer, matrix, product, rms_norm, rotation
-from pallas_kernels.storage import storage_dtype
+from cbjax.models.layers import Layer, product, rms_norm, rotation
+from cbjax.models.layout import OneOf
 
 Weights = dict[str, Any]
 
@@ -38,13 +38,13 @@ class Decoder(nnx.Module):
 
     def embed(self, token_ids: Int[Array, "T"]) -> Float[Array, "T E"]:
         """The residual stream before the first layer."""
-        return matrix(self.embedding[...][token_ids]).astype(jnp.float32)
+        return self.embedding[...][token_ids].astype(jnp.float32)
 
     def logits(self, x: Float[Array, "S E"]) -> Float[Array, "S V"]:
         """Scores of the next token from the stream after the last layer."""
         x = rms_norm(x, self.final_norm[...], self.layers.config.norm_eps)
         head = self.embedding if self.layers.config.tied else self.head
-        return product(x, head[...], transposed=True)
+        return product(x, head[...])
 
 
 def forward(
@@ -108,7 +108,7 @@ def dense_logits(
 
 @functools.cache
 def weight_shapes(config: ModelConfig, dtype: str) -> Weights:
-    """Shape and stored dtype of every weight of a model whose matrices are `dtype`.
+    """Shape and dtype of every weight of a model whose matrices are `dtype`.
 
     Args:
         config: the model.
@@ -122,7 +122,7 @@ def weight_shapes(config: ModelConfig, dtype: str) -> Weights:
     """
     if dtype not in ("float32", "bfloat16"):
         raise ValueError(f"dtype: {dtype!r} is not supported; use 'float32' or 'bfloat16'")
-    model = nnx.eval_shape(lambda: Decoder(config, storage_dtype(dtype)))
+    model = nnx.eval_shape(lambda: Decoder(config, jnp.dtype(dtype)))
     return nnx.to_pure_dict(nnx.split(model)[1])
 
 
@@ -136,14 +136,17 @@ def _run(
 ) -> tuple[Array, Any]:
     """The stream `[T, E]` after all layers, and what the mixers carried through them."""
     turn = rotation(config, positions)
+    apart = {name: w for name, w in weights["layers"].items() if isinstance(w, tuple)}
+    stacked = {name: w for name, w in weights["layers"].items() if name not in apart}
 
     def body(state: tuple, xs: tuple) -> tuple[tuple, None]:
         x, carried = state
-        layer, layer_weights = xs
-        return nnx.merge(_layer_graph(config), layer_weights)(x, turn, mixer(layer, carried)), None
+        layer, slices = xs
+        own = slices | {name: OneOf(matrices, layer) for name, matrices in apart.items()}
+        return nnx.merge(_layer_graph(config), own)(x, turn, mixer(layer, carried)), None
 
     x = nnx.merge(_graph(config), weights).embed(token_ids)
-    layers = (jnp.arange(config.num_layers), weights["layers"])
+    layers = (jnp.arange(config.num_layers), stacked)
     return jax.lax.scan(body, (x, carried), layers)[0]
 
 

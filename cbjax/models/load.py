@@ -1,7 +1,7 @@
 """Loading a model by the name that a user gives."""
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cbjax.models.cache import cached_weights
@@ -10,6 +10,7 @@ from cbjax.models.convert import convert
 from cbjax.models.decoder import Weights, weight_shapes
 from cbjax.models.gguf_file import GgufFile, open_gguf
 from cbjax.models.hf_dir import hf_config, hf_tensors, weight_files
+from cbjax.models.layout import lay_out
 from cbjax.models.sources import file_digest, locate
 from cbjax.models.tensors import NAMES, TensorSource
 from cbjax.models.tiny import TINY_SOURCES, tiny_config, tiny_tokenizer, tiny_weights
@@ -28,22 +29,26 @@ class LoadedModel:
     source_digest: str  # names the weights: same digest, same numbers before rounding to dtype
 
 
-def load_model(source: str, dtype: str = "float32") -> LoadedModel:
+def load_model(source: str, dtype: str = "float32", layout: str | None = None) -> LoadedModel:
     """Load a model; the first time its weights are fetched and converted, then kept.
 
     Args:
         source: "smollm2", "tiny" or "tiny-<family>" (random weights), a Hugging Face model folder,
             a .gguf file, or "hf:<repo>".
         dtype: "float32" or "bfloat16", of the matrices.
+        layout: of the layers' matrices, "stacked" or "apart"; None for the quicker one here.
 
     Raises:
         ValueError: the source cannot be had, read or served; the message says which and why.
     """
     if source in TINY_SOURCES:
         config = tiny_config(source)
-        return LoadedModel(config, tiny_weights(config, dtype), tiny_tokenizer(config), source)
-    path = locate(source)
-    return _load_folder(path, dtype) if path.is_dir() else _load_gguf(path, dtype)
+        weights = tiny_weights(config, dtype)
+        model = LoadedModel(config, weights, tiny_tokenizer(config), source)
+    else:
+        path = locate(source)
+        model = _load_folder(path, dtype) if path.is_dir() else _load_gguf(path, dtype)
+    return replace(model, weights=lay_out(model.weights, layout))
 
 
 def _load_folder(folder: Path, dtype: str) -> LoadedModel:

@@ -15,7 +15,6 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from cbjax.models.config import ModelConfig, config_from_hf
 from cbjax.models.decoder import Weights, weight_shapes
-from cbjax.models.layers import stored
 from cbjax.models.token_bytes import byte_to_char
 from cbjax.models.tokenizer import Tokenizer
 
@@ -88,9 +87,9 @@ def tiny_weights(config: ModelConfig, dtype: str = "float32", *, seed: int = 0) 
         seeds = f"{config.family} {seed} {jax.tree_util.keystr(path)}"
         digest = hashlib.sha256(seeds.encode()).digest()
         values = np.random.default_rng(list(digest[:8])).standard_normal(shape.shape)
-        fan_in = shape.shape[-1 if name in ("embedding", "head") else -2]
-        scale = gains[name] / np.sqrt(1 if name in ("embedding", "qkv_bias") else fan_in)
-        return stored(jnp.asarray(values * scale, jnp.float32), shape.dtype)
+        fan_in = 1 if name in ("embedding", "qkv_bias") else shape.shape[-1]
+        scale = gains[name] / np.sqrt(fan_in)
+        return jnp.asarray(values * scale, jnp.float32).astype(shape.dtype)
 
     return jax.tree_util.tree_map_with_path(draw, weight_shapes(config, dtype))
 

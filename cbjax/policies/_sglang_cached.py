@@ -19,6 +19,8 @@ from cbjax.policies import _sglang_tree as trees
 from cbjax.policies._sglang_tree import Pool, Tree
 
 _NOT_IN_IT = jnp.iinfo(jnp.int32).max
+# After all results: requests that were aborted since, then the half computed one.
+_ABORTED, _HALVED = _NOT_IN_IT - 2, _NOT_IN_IT - 1
 
 
 @jax.tree_util.register_dataclass
@@ -49,31 +51,37 @@ def start(rows: int, blocks: int, lag: int) -> Cached:
 
 
 def take_in(cached: Cached, chunked: Int[Array, ""], view: View) -> tuple[Pool, View]:
-    """The oldest batch's results and the half computed request's prefix enter the tree."""
+    """The oldest batch's results and the half computed request's prefix enter the tree.
+
+    What an aborted request computed enters after the results, its own among them.
+    """
     rows, page = view.rows, view.system.block_size
     row = jnp.arange(rows.held.shape[0])
     batch, runs = cached.batches[0], rows.status == Status.RUNNING
-    entered = view.blocks.cache.entered
-    gone = cached.ran & ~runs & (entered > 0)
-    halved = runs & (row == chunked)
-    due = jnp.where(halved, rows.computed, jnp.where(runs, batch.due, 0))
-    # The half computed request comes after all results.
-    place = jnp.where(halved, _NOT_IN_IT - 1, batch.place)
+    entered, gone = view.blocks.cache.entered, cached.ran & ~runs
+    halved, aborted = runs & (row == chunked), gone & (entered < 0)
+    due = jnp.where(halved, rows.computed, batch.due)
+    place = jnp.select(
+        [
+            halved, runs & (due > 0), gone & (entered > 0),
+            aborted & (due > 0) & (batch.place < _NOT_IN_IT), aborted,
+        ],
+        [_HALVED, batch.place, batch.place, batch.place, _ABORTED], _NOT_IN_IT,
+    )
 
     def one(carry):
-        pool, left = carry
-        row = jnp.argmin(jnp.where(left, place, _NOT_IN_IT))
+        pool, place = carry
+        row = jnp.argmin(place)
+        later = aborted[row] & (place[row] < _ABORTED)
+        ends = gone[row] & ~later
         text = jnp.where(gone[row], _left_behind(pool, row, view), view.token_ids[row])
-        total = jnp.where(gone[row], entered[row], due[row] // page)
-        pool = trees.keep(pool, row, text, total, page, gone[row])
-        return pool, left.at[row].set(False)
+        total = jnp.where(ends, jnp.abs(entered[row]), due[row] // page)
+        pool = trees.keep(pool, row, text, total, page, gone[row], ends)
+        return pool, place.at[row].set(jnp.where(later, _ABORTED, _NOT_IN_IT))
 
     pool, _ = lax.while_loop(
-        lambda carry: jnp.any(carry[1]), one,
-        (
-            Pool(Shared(view.blocks, rows.held, jnp.zeros_like(rows.held)), cached.tree),
-            (place < _NOT_IN_IT) & (gone | (due > 0)),
-        ),
+        lambda carry: jnp.any(carry[1] < _NOT_IN_IT), one,
+        (Pool(Shared(view.blocks, rows.held, jnp.zeros_like(rows.held)), cached.tree), place),
     )
     return pool, replace(view, free_blocks=pool.free)
 

@@ -218,12 +218,14 @@ def _drop(pool: Pool, node, members: Bool[Array, "N"]) -> Pool:
 
 
 def keep(
-    pool: Pool, row, text: Int[Array, "C"], total, block_size, gone: Bool[Array, ""]
+    pool: Pool, row, text: Int[Array, "C"], total, block_size, gone: Bool[Array, ""],
+    ends: Bool[Array, ""],
 ) -> Pool:
     """Put the first `total` blocks of a row into the tree.
 
     What the tree has already is given back, and the row holds the tree's instead. A row that is
-    `gone` holds nothing any more; its blocks are in the free list.
+    `gone` holds nothing any more; its blocks are in the free list. A request that does not end
+    here looks for its prefix once more.
     """
     found, had = match(pool, text, total * block_size, block_size)
     tree = walk(pool.tree, found, had)
@@ -252,10 +254,8 @@ def keep(
         lambda cache: prefix.register(cache, path, row, text, total * block_size, block_size),
         cache,
     )
-    # A request that goes on looks for its prefix once more.
-    stays = jnp.where(gone, 0, total)
-    tree = walk(hang(tree, path, had, total), path, stays)
+    tree = walk(hang(tree, path, had, total), path, jnp.where(ends, 0, total))
     return Pool(
         replace(pool.shared, blocks=replace(blocks, cache=cache)),
-        replace(tree, kept=tree.kept.at[row].set(stays)),
+        replace(tree, kept=tree.kept.at[row].set(total)),
     )

@@ -36,10 +36,11 @@ def test_invariants_hold_after_every_verb(name):
 
         def check(state, plan):
             nonlocal last
-            snapshot = invariants.check(state, LIMITS, plan, None if plan is not None else last)
+            before = None if plan is not None else last
+            snapshot = invariants.check(state, case.limits, plan, before)
             last = snapshot if plan is None else last
 
-        log = run_on_host(case.policy(), case.workload, LIMITS, case.system(), check=check)
+        log = run_on_host(case.policy(), case.workload, case.limits, case.system(), check=check)
         assert mismatch(log, oracle_log(case)) is None
         assert not last.known
 

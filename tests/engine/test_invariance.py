@@ -106,6 +106,67 @@ def test_tokens_survive_preemption(model, requests, alone, block_size):
     assert served.tokens == alone
 
 
+def chunks(name: str, **knobs):
+    return policies.get(name)(max_num_batched_tokens=TOKENS, max_num_seqs=SEATS, **knobs)
+
+
+# Every system, in the ways in which it treats running requests differently.
+EVERY_SYSTEM = {
+    "orca reserving all": lambda: policies.orca(SEATS, reservation="max"),
+    "triton": lambda: policies.triton(max_batch_size=SEATS),
+    "vllm by priority": lambda: vllm(policy="priority", scheduler_reserve_full_isl=False),
+    "vllm v0": lambda: chunks("vllm_v0"),
+    "sarathi": lambda: policies.sarathi(max_num_seqs=SEATS, chunk_size=32),
+    "sarathi alternating": lambda: policies.sarathi(
+        scheduler="simple_chunking", max_num_seqs=SEATS, chunk_size=32
+    ),
+    "sglang": lambda: policies.sglang(max_running_requests=SEATS, chunked_prefill_size=32),
+    "sglang one by one": lambda: policies.sglang(
+        max_running_requests=SEATS, chunked_prefill_size=32, disable_overlap_schedule=True,
+        enable_mixed_chunk=True, schedule_conservativeness=0.0,
+    ),
+    "tensorrt_llm": lambda: policies.tensorrt_llm(max_batch_size=SEATS, max_num_tokens=TOKENS),
+    "tensorrt_llm evicting": lambda: policies.tensorrt_llm(
+        max_batch_size=SEATS, max_num_tokens=32, enable_chunked_prefill=True,
+        capacity_scheduler_policy="MAX_UTILIZATION",
+    ),
+    "transformers": lambda: policies.transformers(
+        max_batch_tokens=32, max_requests_per_batch=SEATS, scheduler_type="prefill_first"
+    ),
+    "transformers ahead": lambda: policies.transformers(
+        max_batch_tokens=32, max_requests_per_batch=SEATS, use_async_batching=True
+    ),
+    "tgi v2": lambda: policies.tgi(
+        version="v2", max_batch_prefill_tokens=TOKENS, max_batch_size=SEATS
+    ),
+    "llama_cpp": lambda: policies.llama_cpp(n_parallel=SEATS, kv_unified=True, n_batch=TOKENS),
+    "ollama": lambda: policies.ollama(num_parallel=SEATS, num_batch=TOKENS),
+    "tgi v3": lambda: policies.tgi(max_batch_prefill_tokens=32, max_batch_size=SEATS),
+}
+WITH_WEIGHTS = {"sarathi", "sglang", "tensorrt_llm evicting"}
+NEVER_PREEMPT = {
+    "orca reserving all", "triton", "tensorrt_llm", "tgi v2", "tgi v3", "ollama",
+}
+
+
+@pytest.mark.parametrize("name", sorted(EVERY_SYSTEM))
+def test_every_system_gives_the_same_tokens(request, model, requests, alone, name):
+    """With room for all, and with a pool so small that those which preempt must."""
+    if "smollm2" in request.node.name and name not in WITH_WEIGHTS:
+        pytest.skip(f"with real weights only {sorted(WITH_WEIGHTS)}, to save time")
+    assert serve_all(engine_for(model, EVERY_SYSTEM[name]()), requests).tokens == alone
+    # Ollama's slots own a whole context each.
+    positions = SEATS * LENGTH if name == "ollama" else SCARCE
+    served = serve_all(engine_for(model, EVERY_SYSTEM[name](), positions=positions), requests)
+    assert served.tokens == alone
+    assert (served.preemptions == 0) == (name in NEVER_PREEMPT)
+
+
+def test_every_policy_is_among_them():
+    built = {build().name for build in EVERY_SYSTEM.values()} | {"static"}
+    assert set(policies.names) <= built
+
+
 def test_a_corrupted_block_is_noticed(model, requests, alone):
     engine = engine_for(model, vllm())
 

@@ -15,14 +15,14 @@ from cbjax.core.state import initial_state
 from cbjax.engine.model_step import forward_step, model_executor
 from cbjax.engine.sizing import limits_for
 from cbjax.models import load_model
+from cbjax.models.layout import LAYOUTS
 
 NUM_BLOCKS = 977  # a number that no other dimension has
 
 
-@pytest.fixture(scope="module")
-def lowered():
-    """The compiled text of one rung, and the shape of its cache."""
-    model = load_model("tiny")
+def compiled_step(layout):
+    """The compiled step of one rung, and the shape of its cache."""
+    model = load_model("tiny", layout=layout)
     policy = policies.vllm(max_num_batched_tokens=16, max_num_seqs=4)
     sizes = dict(block_size=4, num_blocks=NUM_BLOCKS, max_length=64)
     limits = limits_for(policy, context=64, **sizes)
@@ -37,6 +37,11 @@ def lowered():
         rung=Rung(16, 4), attention=None,
     ).compile()
     return compiled, executor.keys.shape
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def lowered(request):
+    return compiled_step(request.param)
 
 
 def test_the_cache_is_updated_in_place(lowered):
@@ -59,6 +64,16 @@ def test_weights_are_arguments(lowered):
     constants = re.findall(r"f32\[([\d,]+)\][^=\n]* constant\(", compiled.as_text())
     sizes = [int(np.prod([int(n) for n in dims.split(",")])) for dims in constants]
     assert max(sizes, default=0) < 64 * 64, "a matrix of weights was closed over"
+
+
+def test_matrices_that_lie_apart_are_never_copied():
+    """The gain of that layout: no operation yields a matrix of the layers."""
+    text = compiled_step("apart")[0].as_text()
+    for name, matrices in load_model("tiny", layout="apart").weights["layers"].items():
+        if isinstance(matrices, tuple):
+            shape = ",".join(map(str, matrices[0].shape))
+            made = re.findall(rf"= f32\[(?:1,)?{shape}\]\S* ([\w-]+)\(", text)
+            assert made and set(made) <= {"parameter", "get-tuple-element"}, (name, set(made))
 
 
 def test_programs_are_a_sum_over_axes():

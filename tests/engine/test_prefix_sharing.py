@@ -80,6 +80,18 @@ def test_tokens_survive_preemption_and_eviction(model, requests, cold):
     assert served.tokens == cold
 
 
+@pytest.mark.parametrize("late, order, positions", [(True, "fcfs", 2048), (False, "lpm", 160)])
+def test_a_radix_tree_gives_the_same_tokens(model, requests, cold, late, order, positions):
+    """Both loops of SGLang, with room for everything and with little."""
+    policy = policies.sglang(
+        max_running_requests=SEATS, chunked_prefill_size=64, schedule_policy=order,
+        disable_overlap_schedule=not late, disable_radix_cache=False,
+    )
+    served = serve_all(engine_for(model, policy, positions), requests)
+    assert served.tokens == cold
+    assert served.cached > 200
+
+
 def test_cached_tokens_reach_the_results(model):
     """FAULTS C13: they are counted once, for the request that found them."""
     engine = engine_for(model, vllm(enable_prefix_caching=True))

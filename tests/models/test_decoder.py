@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from cbjax.models import dense_logits, load_model, weight_shapes
+from cbjax.models.layout import LAYOUTS
 from cbjax.models.tiny import TINY_SOURCES, tiny_config
 from pallas_kernels.kv_write.api import new_kv_cache
 from tests.models.paged import block_tables, make_batch, paged_logits, step
@@ -107,10 +108,11 @@ def test_weight_shapes_refuse_other_dtypes_and_follow_the_config() -> None:
     }
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("tokens", "dtype"), [(1, "float32"), (8, "float32"), (8, "bfloat16")])
-def test_the_cache_is_updated_in_place(tokens: int, dtype: str) -> None:
+def test_the_cache_is_updated_in_place(tokens: int, dtype: str, layout: str) -> None:
     """One token is a case of its own: its write compiles to another operation than a scatter."""
-    model = load_model("tiny", dtype)
+    model = load_model("tiny", dtype, layout)
     cache = new_kv_cache(2, 4000, 2, 4, 16, dtype)
     tables = block_tables(1, 4000)[:, :4]
     batch = make_batch([(0, 0, [1])], tables, 4, tokens, 1, num_blocks=4000)

@@ -10,6 +10,7 @@ from cbjax.models import dense_logits, load_model
 from cbjax.models.convert import convert
 from cbjax.models.gguf_file import open_gguf
 from cbjax.models.hf_dir import hf_config, hf_tensors
+from cbjax.models.layout import LAYOUTS, lay_out
 from cbjax.models.load import gguf_config, gguf_tensors
 from pallas_kernels.kv_write.api import new_kv_cache
 from tests.models.gguf_maker import write_gguf
@@ -35,10 +36,12 @@ def test_the_golden_files_cover_every_family_and_dtype() -> None:
     assert kinds == {"llama", "mistral", "qwen2", "qwen3"}
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_equal_those_of_transformers(name: str) -> None:
+def test_logits_equal_those_of_transformers(name: str, layout: str) -> None:
     """FAULTS K3: bfloat16 and float16 tensors, and shards, load as what they are."""
     config, weights = read(name)
+    weights = lay_out(weights, layout)
     golden = np.load(GOLDEN / name / "expected.npz")
     found = np.asarray(dense_logits(weights, config, golden["token_ids"]))[golden["positions"]]
     assert relative(found, golden["logits"]) < TOLERANCE

@@ -72,10 +72,10 @@ def entries(cache: Path) -> list[str]:
 def test_the_second_load_restores_what_the_first_converted(
     folder: Path, own_cache: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = load_model(str(folder), dtype)
+    first = load_model(str(folder), dtype, "stacked")
     assert len(entries(own_cache)) == 1
     monkeypatch.setattr("cbjax.models.load.convert", lambda *_: pytest.fail("converted again"))
-    second = load_model(str(folder), dtype)
+    second = load_model(str(folder), dtype, "stacked")
     assert same(first.weights, second.weights) and first.config == second.config
     assert first.source_digest == second.source_digest
     kinds = jax.tree.map(lambda a: (a.shape, a.dtype), second.weights)
@@ -124,7 +124,7 @@ def test_a_killed_conversion_leaves_nothing_that_is_used(folder: Path, own_cache
     assert done.returncode == 9, done.stderr
     assert len(entries(own_cache)) == 1 and entries(own_cache)[0].startswith("unfinished-")
     whole = convert(hf_config(folder), hf_tensors(folder), "float32")
-    assert same(load_model(str(folder)).weights, whole)
+    assert same(load_model(str(folder), layout="stacked").weights, whole)
     # A leftover is removed once it is surely abandoned.
     left = own_cache / "weights" / entries(own_cache)[-1]
     os.utime(left, (0, 0))
@@ -220,7 +220,7 @@ def test_a_cut_short_safetensors_file_is_refused(folder: Path) -> None:
 
 def test_a_whole_gguf_loads_with_its_tokenizer(tmp_path: Path) -> None:
     write_gguf(GOLDEN / "llama", tmp_path / "m.gguf", metadata=TOKENIZER)
-    model = load_model(str(tmp_path / "m.gguf"))
+    model = load_model(str(tmp_path / "m.gguf"), layout="stacked")
     assert model.config.eos_ids == model.tokenizer.eos_ids == (2,)
     assert model.tokenizer.vocab_size == 96 and model.tokenizer.encode("abba") == [5, 4, 3]
     plain = convert(hf_config(GOLDEN / "llama"), hf_tensors(GOLDEN / "llama"), "float32")

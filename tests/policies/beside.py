@@ -13,6 +13,7 @@ from cbjax.core.policy import Policy
 from cbjax.parity.driver import run
 from cbjax.parity.workload import Request, Workload
 from tests.policies.oracles import (
+    llama_cpp,
     sarathi,
     sglang,
     sglang_texts,
@@ -40,6 +41,7 @@ ORACLES = {
     "triton": triton.Triton,
     "transformers": partial(transformers.Transformers, seats=LIMITS.seats),
     "tgi": tgi.Tgi,
+    "llama_cpp": llama_cpp.LlamaCpp, "ollama": llama_cpp.ollama,
 }
 
 
@@ -78,7 +80,7 @@ def oracle_log(case: Case, iterations: int = 5000) -> list[dict[str, Any]]:
     """The decisions of the oracle; requests arrive one by one, whatever rows there are."""
     oracle = ORACLES[case.name](
         block_size=case.block_size, num_blocks=case.num_blocks, max_length=case.max_length,
-        iteration_tokens=LIMITS.tokens, swap_blocks=case.swap_blocks, **case.knobs,
+        iteration_tokens=case.limits.tokens, swap_blocks=case.swap_blocks, **case.knobs,
     )
     requests = list(case.workload.requests)
     stop_after = {request.id: request.stop_after for request in requests}
@@ -96,7 +98,7 @@ def oracle_log(case: Case, iterations: int = 5000) -> list[dict[str, Any]]:
             if request.id in named:
                 aborted.add(request.id)
                 continue
-            # Most systems know no deadlines.
+            # Most systems know no deadlines and no tokens.
             more: dict[str, Any] = {}
             if request.deadline is not None:
                 more |= dict(deadline=request.deadline)
@@ -230,4 +232,7 @@ CASES = {
     "triton": triton.cases(),
     "transformers": transformers.cases(),
     "tgi": tgi.cases(),
+    "llama_cpp": llama_cpp.cases(), "ollama": llama_cpp.ollama_cases(),
+    "llama_cpp remembering": llama_cpp.cached_cases(llama_cpp.cases()),
+    "ollama remembering": llama_cpp.cached_cases(llama_cpp.ollama_cases()),
 }

@@ -28,7 +28,7 @@ def small(name: str, seats: int):
 
 @pytest.mark.parametrize("name", policies.names)
 def test_one_program_serves_every_iteration_and_number_of_seats(name):
-    numbers = system(LIMITS, block_size=4, num_blocks=32, max_length=64)
+    numbers = system(LIMITS, block_size=4, num_blocks=32, max_length=32)
     # A jit of its own: what other tests compiled does not count.
     step = jax.jit(lambda policy, state, inbox: schedule(policy, state, inbox, LIMITS))
     for seats in (4, 3):

@@ -29,6 +29,8 @@ def compare(name: str, examples: int, seeded: bool) -> Counter:
         seen["decisions"] += sum(len(entry.scheduled) for entry in log)
         for what in ("preempted", "resumed", "refused", "aborted", "backlog", "extra_tokens"):
             seen[what] += any(getattr(entry, what) for entry in log)
+        seen["hits"] += any(tokens for entry in log for _, tokens in entry.cached)
+        seen.update({word for entry in log for _, word in entry.refused})
         seen["stopped"] += any("stop" in entry.finish_reasons for entry in log)
 
     agree()

@@ -54,7 +54,7 @@ class Sglang(Admission):
                     self.queue.remove(member)
                 else:
                     self.running.remove(member)
-                    self.release(member, insert=False)
+                    self.release(member, insert=True)
                 if member is self.chunked:
                     self.chunked = None
                 return True

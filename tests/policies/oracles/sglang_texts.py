@@ -41,4 +41,6 @@ def related(draw, workload: Workload, max_length: int) -> Workload:
         ids = (begins[:cut] + own)[: request.prompt]
         requests.append(replace(request, token_ids=tuple(ids)))
         texts.append(ids + [output_token(id, place) for place in range(max_length)])
-    return replace(workload, requests=tuple(requests))
+    # Of two that are aborted at once nobody says which is used later.
+    aborts = tuple(dict(workload.aborts).items())
+    return replace(workload, requests=tuple(requests), aborts=aborts)
