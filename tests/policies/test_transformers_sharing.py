@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,11 +14,15 @@ from cbjax.core.limits import system
 from cbjax.core.merging import findable
 from cbjax.core.state import initial_state
 from cbjax.parity.driver import run_on_host
+from cbjax.parity.systems import format_of
+from cbjax.parity.traces import compare as compare_trace
+from cbjax.parity.traces import load
 from cbjax.parity.workload import Request, Workload, output_token
 from tests.policies.beside import LIMITS, SHARED, Case, array_log, mismatch, oracle_log
 from tests.policies.oracles import transformers
 from tests.policies.oracles.sglang_texts import related
 
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 WIDE = dict(
     max_batch_tokens=64, max_requests_per_batch=6, safety_margin=0.0, allow_block_sharing=True
 )
@@ -242,3 +247,15 @@ def test_without_sharing_no_pool_is_kept():
     assert initial_state(plain, LIMITS, numbers).blocks.cache is None
     with pytest.raises(ValueError, match="transformers shares prefixes, which needs token ids"):
         initial_state(policies.transformers(**WIDE), LIMITS, numbers)
+
+
+def test_recordings_in_which_the_original_raised_are_equal_until_then():
+    marked = 0
+    for path in GOLDEN.glob("transformers*.jsonl.gz"):
+        for recorded in load(path):
+            if recorded.get("error"):
+                form = format_of(recorded)
+                difference = compare_trace(form.read(recorded), form)
+                assert difference.iteration == len(recorded["iterations"]) - 1
+                marked += 1
+    assert marked >= 4
