@@ -34,7 +34,8 @@ class Blocks:
 
 
 def empty_blocks(
-    rows: int, capacity: int, table: int, usable: Int[Array, ""], content: int = 0
+    rows: int, capacity: int, table: int, usable: Int[Array, ""], content: int = 0,
+    registers_ended: bool = True,
 ) -> Blocks:
     """A whole pool: `usable` free blocks of a capacity of N, tables of M for P rows.
 
@@ -46,7 +47,7 @@ def empty_blocks(
         ring=jnp.arange(capacity, dtype=jnp.int32),
         head=jnp.int32(0),
         free=jnp.int32(usable),
-        cache=empty_cache(rows, capacity, content, usable) if content else None,
+        cache=empty_cache(rows, capacity, content, usable, registers_ended) if content else None,
     )
 
 

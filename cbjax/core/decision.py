@@ -42,13 +42,17 @@ class Decision:
     admit_order: Int[Array, "P"] | None  # 0, 1, ... in order of admission; None = queue order
     grant: Int[Array, "P"]  # tokens to compute in this iteration
     kv_tokens: Int[Array, "P"]  # positions the row must own after this; never shrinks
-    preempt: Bool[Array, "P"]  # running rows that lose seat and blocks
+    # Running rows that lose seat and blocks; beside `shared` also rows that found a prefix and a
+    # seat in this decision and do not keep them.
+    preempt: Bool[Array, "P"]
     # 0, 1, ... in order of preemption; None = last running first.
     preempt_order: Int[Array, "P"] | None
     requeue: Int[Array, "P"]  # Requeue of the preempted rows
     swap_in: Bool[Array, "P"]  # admitted rows whose KV comes back from the host pool
     refuse: Int[Array, "P"]  # Refusal of waiting rows that are turned away
-    running: Int[Array, "S"] | None  # new run order of the rows that keep their seat, or None
+    # New run order of the rows that keep their seat, or None; beside `shared` that of the admitted
+    # rows too.
+    running: Int[Array, "S"] | None
     queue_order: Int[Array, "P"] | None  # new queue keys of the waiting rows, or None
     # What became of the pool; from a policy that shares prefixes, and only from such.
     shared: Shared | None

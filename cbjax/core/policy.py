@@ -27,6 +27,8 @@ class Traits:
         shares: prefixes are shared: the policy handles the pool itself (see `core/sharing.py`).
         register_at: when a computed prefix becomes visible to others: "schedule", "compute",
             "prefill_done" or "finish".
+        registers_ended: what a request computed is registered when it ends, as far as the policy
+            has not done so.
         free_order: order in which a released sequence's blocks are handed out again:
             "tail_first".
         lag: iterations that the schedule runs ahead of the results, 0 or 1. With 1, a request that
@@ -42,6 +44,7 @@ class Traits:
     deliver_at: str = "token"
     shares: bool = False
     register_at: str = "compute"
+    registers_ended: bool = True
     free_order: str = "tail_first"
     lag: int = 0
     drops_in_flight: bool = False
@@ -74,6 +77,9 @@ class Policy:
         init: static; `(knobs, Limits, System) -> PolicyState`. Runs on the host before anything is
             compiled; checks the policy's start-up rules. PolicyState is any pytree, often `()`.
         decide: static; `(knobs, PolicyState, View) -> (Decision, PolicyState)`, pure and jit-able.
+        settle: static; `(PolicyState, View) -> Blocks`, or None: what becomes of the pool when the
+            results of the last iteration are in, before aborts and arrivals. Only from a policy
+            that shares prefixes.
         traits: static; facts the mechanism obeys.
         seats: static; the knob that says how many requests may run at a time.
         budget: static; the knob that says how many tokens an iteration may have, or None.
@@ -85,6 +91,7 @@ class Policy:
     decide: Callable[..., Any] = field(metadata={"static": True})
     seats: str = field(metadata={"static": True})
     budget: str | None = field(default=None, metadata={"static": True})
+    settle: Callable[..., Any] | None = field(default=None, metadata={"static": True})
     traits: Traits = field(default=Traits(), metadata={"static": True})
 
 

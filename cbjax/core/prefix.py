@@ -6,7 +6,7 @@ A registered block that nobody holds stays in the free list, where it can be fou
 handed out: the least recently freed first, a sequence's last block before its first.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
@@ -36,9 +36,12 @@ class Cache:
     # Leading blocks of each row that are registered or were hits. A row that ended keeps the
     # number, one that was aborted its negative: these it left behind.
     entered: Int[Array, "P"]
+    registers_ended: bool = field(metadata={"static": True})  # see Traits
 
 
-def empty_cache(rows: int, capacity: int, content: int, usable: Int[Array, ""]) -> Cache:
+def empty_cache(
+    rows: int, capacity: int, content: int, usable: Int[Array, ""], registers_ended: bool = True
+) -> Cache:
     """Nothing registered; `usable` of N blocks free, handed out from block 0 on."""
     blocks = jnp.arange(capacity + 1, dtype=jnp.int32)
     last = jnp.int32(usable) - 1
@@ -50,6 +53,7 @@ def empty_cache(rows: int, capacity: int, content: int, usable: Int[Array, ""]) 
         heads=jnp.full(1 << (2 * capacity - 1).bit_length(), NONE, jnp.int32),
         newer=jnp.full(capacity, NONE, jnp.int32), older=jnp.full(capacity, NONE, jnp.int32),
         before=before, after=after, entered=jnp.zeros(rows, jnp.int32),
+        registers_ended=registers_ended,
     )
 
 

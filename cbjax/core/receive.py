@@ -34,7 +34,8 @@ class Received:
 def vacate(state: State, mask: Bool[Array, "P"], *, aborted: bool = False) -> State:
     """End the rows in `mask`: seat, blocks and row return exactly once.
 
-    Under prefix sharing, what they computed can still be found, as far as it fills blocks.
+    Under prefix sharing, what they computed can still be found, as far as it fills blocks,
+    unless `Traits.registers_ended` is off.
     """
     rows = state.rows
     seated = mask & (rows.status == Status.RUNNING)
@@ -64,6 +65,8 @@ def vacate(state: State, mask: Bool[Array, "P"], *, aborted: bool = False) -> St
 
 def _leave_behind(state: State, shared: Shared, row) -> Shared:
     """Register the full blocks that the row computed and that are not registered yet."""
+    if not shared.blocks.cache.registers_ended:
+        return shared
     computed, block_size = state.rows.computed[row], state.system.block_size
     return when(
         computed // block_size > shared.blocks.cache.entered[row],

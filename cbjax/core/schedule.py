@@ -1,7 +1,7 @@
 """`schedule`: arrivals and aborts in, the policy's decision carried out, a plan out.
 
-The order is fixed: aborts, arrivals, decide, preempt, refuse, admit, allocate, count. Nothing here
-knows a system's rules, and nothing costs by the number of requests in the workload.
+The order is fixed: settle, aborts, arrivals, decide, preempt, refuse, admit, allocate, count.
+Nothing here knows a system's rules, and nothing costs by the number of requests in the workload.
 """
 
 from dataclasses import replace
@@ -37,6 +37,9 @@ def schedule(policy: Policy, state: State, inbox: Inbox, limits: Limits) -> tupl
         nothing to compute before `plan.wake` or the next arrival.
     """
     state = replace(state, clock=inbox.clock)
+    if policy.settle is not None:
+        seen = view(state, inbox.backlog, limits)
+        state = replace(state, blocks=policy.settle(state.policy, seen))
     state, aborted = abort(state, inbox)
     state, received = receive(state, inbox, limits, policy.traits)
     requests = state.rows.request
@@ -67,6 +70,7 @@ def _make_room(state: State, decision: Decision, traits: Traits) -> State:
 def _preempt(state: State, decision: Decision, traits: Traits) -> State:
     """Put preempted rows back into the queue, their KV dropped or moved to the host pool."""
     rows, lost = state.rows, decision.preempt
+    seated = lost if decision.shared is None else lost & (rows.status == Status.RUNNING)
     swapped = lost & swaps_out(decision.requeue)
     behind = (decision.requeue == Requeue.END) | (decision.requeue == Requeue.SWAP_OUT_END)
     count = jnp.sum(lost)
@@ -80,9 +84,16 @@ def _preempt(state: State, decision: Decision, traits: Traits) -> State:
         [rows.queue_order, state.queue_back + from_back],
         front + from_front,
     )
+    if decision.shared is not None:
+        # A row may find a prefix, take a seat and lose it again in one decision.
+        found = jnp.where(lost, decision.shared.cached, 0)
+        rows = replace(
+            rows, computed=rows.computed + found,
+            held=rows.held + found // state.system.block_size,
+        )
     moved = jnp.where(swapped, rows.held, 0)
     if state.newest is not None and state.ending is not None:
-        dropped = lost & state.newest
+        dropped = seated & state.newest
         rows = replace(rows, known=rows.known - dropped, computed=rows.computed - dropped)
         state = replace(state, ending=state.ending & ~lost)
     return replace(
@@ -107,7 +118,7 @@ def _preempt(state: State, decision: Decision, traits: Traits) -> State:
         if decision.shared is None
         else state.blocks,
         running=runlist.remove(state.running, lost),
-        num_running=state.num_running - count,
+        num_running=state.num_running - jnp.sum(seated),
         queue_front=front,
         queue_back=state.queue_back + count,
         swap_free=state.swap_free - jnp.sum(moved),
@@ -126,11 +137,15 @@ def _seat(state: State, decision: Decision) -> State:
             state, queue_back=jnp.maximum(state.queue_back, jnp.max(order) + 1),
             queue_front=jnp.minimum(state.queue_front, jnp.min(order)),
         )
-    if decision.admit_order is None:
-        append, order = runlist.append, rows.queue_order
+    if decision.shared is not None and decision.running is not None:
+        # They are in their places already.
+        num_running = state.num_running + jnp.sum(decision.admit)
     else:
-        append, order = runlist.append_in_order, decision.admit_order
-    running, num_running = append(running, state.num_running, decision.admit, order)
+        if decision.admit_order is None:
+            append, order = runlist.append, rows.queue_order
+        else:
+            append, order = runlist.append_in_order, decision.admit_order
+        running, num_running = append(running, state.num_running, decision.admit, order)
     back = decision.admit & decision.swap_in
     returned = jnp.where(back, rows.swapped, 0)
     rows = replace(
@@ -160,7 +175,7 @@ def _grant(
     runs = old.status == Status.RUNNING
     grant = jnp.where(runs, decision.grant, 0)
     shared = decision.shared
-    cached = None if shared is None else shared.cached
+    cached = None if shared is None else jnp.where(decision.admit, shared.cached, 0)
     start = old.computed if cached is None else old.computed + cached
     computed = start + grant
     owned = jnp.where(runs, blocks_for(decision.kv_tokens, state.system.block_size), 0)

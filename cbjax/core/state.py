@@ -78,7 +78,7 @@ def _empty(limits: Limits, system: System, carried: Any, traits: Traits) -> Stat
         num_running=jnp.int32(0),
         blocks=empty_blocks(
             limits.rows, limits.blocks, limits.blocks_per_sequence, system.num_blocks,
-            limits.cached_tokens if traits.shares else 0,
+            limits.cached_tokens if traits.shares else 0, traits.registers_ended,
         ),
         token_ids=jnp.zeros((limits.rows, limits.context), jnp.int32),
         system=system,

@@ -7,6 +7,7 @@ Rules as of transformers 5.24 without sliding windows and parallel sampling.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +16,21 @@ from jaxtyping import Array, Bool, Int
 
 from cbjax.core import runlist
 from cbjax.core.decision import Requeue, nothing
-from cbjax.core.limits import Limits, System, blocks_for
+from cbjax.core.limits import blocks_for
 from cbjax.core.policy import Policy, Traits, require_positive
 from cbjax.core.reasons import LimitedBy
-from cbjax.core.rows import NO_ROW, Status
+from cbjax.core.rows import Status
 from cbjax.core.view import View
+from cbjax.policies import _transformers_sharing
 from cbjax.policies._transformers import Candidates, Left, Served, serve, stored, victims
+from cbjax.policies._transformers_state import (
+    Progress,
+    candidates,
+    init,
+    left_at_start,
+    per_row,
+    queue_keys,
+)
 
 _MARGIN = {"fifo": 0.15, "prefill_first": 0.0}
 
@@ -33,6 +43,7 @@ def transformers(
     safety_margin: float | None = None,
     use_async_batching: bool = False,
     read_budget: int = 0,
+    allow_block_sharing: bool = False,
 ) -> Policy:
     """Continuous batching of transformers with its own knobs and names.
 
@@ -52,6 +63,8 @@ def transformers(
         use_async_batching: schedule one iteration ahead of the results. A request that gives its
             blocks up loses the token under way.
         read_budget: most KV entries that a batch reads; 0 = as many as the pool holds.
+        allow_block_sharing: full blocks are found again by their tokens, those of outputs too. The
+            original has it on by default; here it needs token ids, so it is a choice.
 
     Raises:
         ValueError: a knob is out of range.
@@ -84,43 +97,21 @@ def transformers(
         read_budget=read_budget,
     )
     return Policy(
-        knobs=knobs, name="transformers", init=_init, decide=_decide,
+        knobs=knobs, name="transformers",
+        init=_INIT[allow_block_sharing * (1 + use_async_batching)],
+        decide=_transformers_sharing.decide if allow_block_sharing else _decide,
+        settle=_transformers_sharing.settle if allow_block_sharing else None,
         seats="max_requests_per_batch", budget="max_batch_tokens",
-        traits=Traits(lag=int(use_async_batching), drops_in_flight=use_async_batching),
+        traits=Traits(
+            lag=int(use_async_batching), drops_in_flight=use_async_batching,
+            # What the last step fills, the original never registers.
+            shares=allow_block_sharing, registers_ended=False,
+        ),
     )
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Progress:
-    """What the policy remembers; `attempts` and `fast` only say how the last decision was made."""
-
-    seated: Int[Array, "S"]  # rows in the order in which they got their seat; NO_ROW
-    decoding: Bool[Array, "P"]  # rows whose prompt was scheduled to its end
-    frozen: Bool[Array, ""]  # nobody is admitted until a request ends
-    scarce: Int[Array, ""]  # free blocks below which the safety margin is touched
-    reads: Int[Array, ""]  # KV entries that a batch may read
-    attempts: Int[Array, ""]  # walks over the requests
-    fast: Bool[Array, ""]  # the batch decodes on the fast path
-
-
-def _init(knobs: dict, limits: Limits, system: System) -> Progress:
-    blocks, size = int(system.num_blocks), int(system.block_size)
-    longest = min(int(system.max_length), blocks * size)
-    reads = int(knobs["read_budget"]) or blocks * size
-    if reads < longest:
-        raise ValueError(
-            f"read_budget = {reads} is below the {longest} tokens that one request may have: it "
-            "could never be read; raise the budget or shorten max_length"
-        )
-    # Both sides as the original has them: 64-bit floats, each rounded once.
-    margin = float(knobs["safety_margin"])
-    scarce = next(count for count in range(blocks + 1) if count / blocks >= margin)
-    return Progress(
-        seated=jnp.full(limits.seats, NO_ROW, jnp.int32), decoding=jnp.zeros(limits.rows, bool),
-        frozen=jnp.bool_(False), scarce=jnp.int32(scarce), reads=jnp.int32(reads),
-        attempts=jnp.int32(0), fast=jnp.bool_(False),
-    )
+# By the batches that lie between two decisions; one object each, for they are compared as such.
+_INIT = {batches: partial(init, batches=batches) for batches in range(3)}
 
 
 def _decide(knobs: dict, progress: Progress, view: View):
@@ -131,8 +122,11 @@ def _decide(knobs: dict, progress: Progress, view: View):
         progress, decoding=progress.decoding & running,
         seated=runlist.remove(progress.seated, ~running),
     )
-    rows, line = _candidates(knobs, view, progress), _line(view)
-    served = serve(rows, _left(knobs, progress, view, view.free_blocks), size)
+    rows = candidates(
+        knobs, view, progress.seated, progress.decoding, view.rows.computed, view.rows.held
+    )
+    line = queue_keys(view, view.waiting)
+    served = serve(rows, left_at_start(knobs, progress, view, view.free_blocks), size)
     entered = _admit(view, line, served, ~frozen)
     scheduled = served.left.any | entered.left.any
     once = _Made(rows, served, victim=jnp.zeros_like(rows.alive), again=jnp.bool_(False))
@@ -145,7 +139,7 @@ def _decide(knobs: dict, progress: Progress, view: View):
         lost = victims(rows, served)
         others = replace(rows, alive=rows.alive & ~lost)
         free = view.free_blocks + jnp.sum(jnp.where(lost, rows.held, 0))
-        second = serve(others, _left(knobs, progress, view, free), size)
+        second = serve(others, left_at_start(knobs, progress, view, free), size)
         return _Made(others, second, victim=lost, again=jnp.any(lost))
 
     made = lax.cond(~scheduled & jnp.any(served.starved), again, lambda: once)
@@ -175,15 +169,14 @@ def _decision(
 ):
     rows, table = made.rows, view.rows
     count = table.held.shape[0]
-    place = jnp.where(rows.rows != NO_ROW, rows.rows, count)
 
-    def per_row(values):
-        return jnp.zeros(count, values.dtype).at[place].set(values, mode="drop")
+    def to_rows(values):
+        return per_row(rows.rows, values, count)
 
-    grant = per_row(made.served.grant) + entered.grant
+    grant = to_rows(made.served.grant) + entered.grant
     reached = table.computed + grant
-    preempt = per_row(made.victim)
-    in_pool = per_row(stored(rows.held, made.victim, view.swap_blocks))
+    preempt = to_rows(made.victim)
+    in_pool = to_rows(stored(rows.held, made.victim, view.swap_blocks))
     seats = view.num_running - jnp.sum(made.victim)
     seated, _ = runlist.append_in_order(
         runlist.remove(progress.seated, preempt), seats, entered.admit, entered.order
@@ -192,7 +185,7 @@ def _decision(
         nothing(view), admit=entered.admit, admit_order=entered.order, grant=grant,
         kv_tokens=jnp.where(grant > 0, reached, 0), preempt=preempt,
         # They line up, and are named, in the order of service: the one that went first is last.
-        preempt_order=per_row(jnp.cumsum(made.victim) - 1),
+        preempt_order=to_rows(jnp.cumsum(made.victim) - 1),
         requeue=jnp.where(in_pool, int(Requeue.SWAP_OUT_END), int(Requeue.END)),
         swap_in=entered.admit & (table.status == Status.SWAPPED),
         running=runlist.remove(rows.rows, preempt),
@@ -224,35 +217,6 @@ def _limited_by(view: View, line, frozen, made: _Made, entered: "_Entered", left
             int(LimitedBy.READS),
         ],
         int(LimitedBy.BLOCKS),
-    )
-
-
-def _candidates(knobs, view: View, progress: Progress) -> Candidates:
-    """The running rows in order of service: two kinds, each in the order of their seats."""
-    seated, decoding = progress.seated, progress.decoding
-    alive = seated != NO_ROW
-    first = alive & (decoding[seated] != knobs["prefill_first"])
-    place = jnp.where(
-        first, jnp.cumsum(first) - 1, jnp.sum(first) + jnp.cumsum(alive & ~first) - 1
-    )
-    place = jnp.where(alive, place, seated.shape[0])
-    rows = jnp.full_like(seated, NO_ROW).at[place].set(seated, mode="drop")
-
-    def along(values):
-        return jnp.where(alive, values[rows], jnp.zeros((), values.dtype))
-
-    return Candidates(
-        rows=rows, alive=alive, want=along(view.rows.known - view.rows.computed),
-        computed=along(view.rows.computed), held=along(view.rows.held), decoding=along(decoding),
-    )
-
-
-def _left(knobs, progress: Progress, view: View, free) -> Left:
-    return Left(
-        tokens=jnp.int32(knobs["max_batch_tokens"]),
-        requests=jnp.int32(knobs["max_requests_per_batch"]), reads=progress.reads, free=free,
-        fast=jnp.bool_(True), any=jnp.bool_(False), scarce=free < progress.scarce,
-        short=jnp.int32(knobs["max_blocks_per_request"] * view.system.block_size),
     )
 
 
@@ -308,18 +272,3 @@ def _admit(view: View, line, served: Served, open_: Bool[Array, ""]) -> _Entered
         (nobody, next_in_line(nobody, jnp.iinfo(jnp.int32).min)),
     )
     return entered
-
-
-def _line(view: View) -> Int[Array, "P"]:
-    """Keys of the queue: requests with KV in the host pool and the others take turns."""
-    order = view.rows.queue_order
-    offloaded = view.rows.status == Status.SWAPPED
-    others = view.waiting & ~offloaded
-
-    def taking_turns():
-        by = jnp.argsort(jnp.where(view.waiting, order, jnp.iinfo(jnp.int32).max))
-        kind = offloaded[by]
-        place = jnp.where(kind, 2 * jnp.cumsum(kind), 2 * jnp.cumsum(~kind) + 1)
-        return jnp.zeros_like(order).at[by].set(place)
-
-    return lax.cond(jnp.any(offloaded) & jnp.any(others), taking_turns, lambda: order)

@@ -105,3 +105,18 @@ def test_cached_tokens_reach_the_results(model):
     recorder = Recorder()
     engine.serve(Workload(requests, Arrivals(), 0), recorder)
     assert recorder.tables().requests["cached_prompt_tokens"].to_list() == [0, 16, 16]
+
+
+@pytest.mark.parametrize(
+    ("positions", "ahead"), [(2048, False), (112, False), (112, True)],
+    ids=["ample", "scarce", "ahead"],
+)
+def test_tokens_survive_equal_blocks_made_one(model, requests, cold, positions, ahead):
+    policy = policies.transformers(
+        max_batch_tokens=64, max_requests_per_batch=SEATS, safety_margin=0.0,
+        allow_block_sharing=True, use_async_batching=ahead,
+    )
+    served = serve_all(engine_for(model, policy, positions=positions), requests)
+    assert served.tokens == cold
+    assert served.cached > 50
+    assert (served.preemptions > 5) == (positions < 2048)

@@ -8,13 +8,17 @@ from cbjax import policies
 from cbjax.core.limits import Limits
 from cbjax.core.log import IterationRecord
 from cbjax.core.rows import NO_REQUEST, NO_ROW
-from cbjax.parity.traces import Fields, Format, NotRead, Trace
+from cbjax.parity.traces import Fields, Format, Trace
 from cbjax.parity.workload import Request, Workload
 
+_CONTEXT = 512  # most tokens of a sequence
 # More may be active than a batch holds: a seat for every request.
 _LIMITS = Limits(
-    seats=40, window=40, tokens=512, blocks=512, blocks_per_sequence=128, inbox=40, context=0
+    seats=40, window=40, tokens=512, blocks=512, blocks_per_sequence=128, inbox=40,
+    context=_CONTEXT, cached_tokens=32 * 512,
 )
+_GROUPS = 64  # more than there are groups
+_BLOCKS = ("free_before", "findable_before", "registered", "num_blocks")
 _ABSENT = dict(attempts=1, fast=0, cpu=[], cached=0, blocked=0)  # fields left out if they are this
 
 
@@ -26,18 +30,28 @@ def _read(recorded: dict[str, Any]) -> Trace:
     )
     for derived in ("safety_margin_resolved", "cpu_offload_space"):
         knobs.pop(derived)
-    if knobs.pop("allow_block_sharing"):
-        raise NotRead("allow_block_sharing = true: only recordings without sharing are read")
     requests = tuple(
-        Request(one["id"], one["arrival_iteration"], one["prompt_tokens"], one["output_tokens"])
+        Request(
+            one["id"], one["arrival_iteration"], one["prompt_tokens"], one["output_tokens"],
+            token_ids=_token_ids(one),
+        )
         for one in recorded["requests"]
     )
     return Trace(
         name=f"{recorded['version']} seed {recorded['seed']}",
         policy=policies.transformers(**knobs, read_budget=recorded["read_budget"]),
-        max_length=512, workload=Workload(requests),
+        max_length=_CONTEXT, workload=Workload(requests),
         iterations=[_ABSENT | step for step in recorded["iterations"]],
         marked=recorded.get("error"), **numbers,
+    )
+
+
+def _token_ids(request: dict[str, Any]) -> tuple[int, ...]:
+    """The opening of a request's group, then ids that nobody else has."""
+    shared = request.get("prefix_tokens", 0)
+    return tuple(
+        _CONTEXT * (request["prefix_group"] if place < shared else _GROUPS + request["id"]) + place
+        for place in range(request["prompt_tokens"])
     )
 
 
@@ -51,7 +65,15 @@ def _watch(state, plan) -> dict[str, Any]:
     def requests(mask):
         return jnp.where(seated & mask[state.running], at_seat, NO_REQUEST)
 
-    return dict(
+    filled, cache = state.policy.filled, state.blocks.cache
+    if filled is None:
+        before: dict[str, Any] = {}
+    else:
+        before = dict(
+            free_before=filled.free, findable_before=filled.findable,
+            registered=jnp.sum(cache.registered), num_blocks=state.system.num_blocks,
+        )
+    return before | dict(
         new=requests(plan.admitted), finished=requests(ends),
         cpu=jnp.where(plan.swapped_out, rows.request, NO_REQUEST),
         free_blocks=state.blocks.free + jnp.sum(jnp.where(ends, rows.held, 0)),
@@ -72,9 +94,29 @@ def _fields(entry: IterationRecord, watched: dict[str, Any]) -> Fields:
     # Named in the order in which they went: the newest first.
     preempted = entry.preempted[::-1]
     lists["cpu"] = [one for one in preempted if one in lists["cpu"]]
-    return numbers | lists | dict(
+    fields = numbers | lists | dict(
         scheduled=entry.scheduled, preempted=preempted, waiting=entry.waiting, cached=0
     )
+    if "registered" in watched:
+        fields |= {name: int(watched[name]) for name in _BLOCKS}
+    return fields
 
 
-FORMAT = Format("transformers", _LIMITS, _read, _fields, _watch)
+def _align(ours: list[Fields]) -> list[Fields]:
+    """With block sharing: counts of blocks as the next decision finds them.
+
+    Behind the last iteration nobody holds any, so all that is registered is findable.
+    """
+    aligned = []
+    for index, fields in enumerate(ours):
+        after = ours[index + 1] if index + 1 < len(ours) else None
+        numbers = {name: value for name, value in fields.items() if name not in _BLOCKS}
+        if "registered" in fields:
+            cached = after["findable_before"] if after else fields["registered"]
+            free = after["free_before"] if after else fields["num_blocks"] - cached
+            numbers |= dict(free_blocks=free, cached=cached)
+        aligned.append(numbers)
+    return aligned
+
+
+FORMAT = Format("transformers", _LIMITS, _read, _fields, _watch, _align)

@@ -5,7 +5,6 @@ release 5.24.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from hypothesis import strategies as st
 
@@ -30,7 +29,6 @@ class Transformers(Pool):
     stored: int = 0
     starved: list[tuple[Job, int]] = field(default_factory=list)
     before: list[Step] = field(default_factory=list)
-    groups: dict[int, tuple[Any, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -38,14 +36,11 @@ class Transformers(Pool):
             self.safety_margin = 0.15 if self.scheduler_type == "fifo" else 0.0
         self.read_budget = self.read_budget or self.num_blocks * self.block_size
 
-    def arrive(self, id: int, prompt: int, max_tokens: int, priority: int = 0) -> str | None:
+    def arrive(self, id, prompt, max_tokens, priority=0, token_ids=()) -> str | None:
         refused = super().arrive(id, prompt, max_tokens, priority)
         if refused is None:
             plain = self.queue.pop()
-            group, shared = self.groups.get(id, (None, 0))
-            self.queue.append(
-                Job(id, prompt, plain.max_tokens, group=group, shared=min(shared, prompt))
-            )
+            self.queue.append(Job(id, prompt, plain.max_tokens, token_ids=tuple(token_ids)))
         return refused
 
     def abort(self, id: int) -> bool:
@@ -89,7 +84,8 @@ class Transformers(Pool):
             # They line up oldest first.
             new=self.new, resumed=self.resumed, preempted=self.preempted[::-1],
             limited_by=limited_by,
-        )
+            # Told together with those that may be found.
+        ) | dict(free_blocks=self.free + len(self.cached))
 
     def candidates(self) -> list[Job]:
         decoding = [job for job in self.running if job.decoding]

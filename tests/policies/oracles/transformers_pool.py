@@ -1,8 +1,8 @@
 """The blocks of transformers' cache, in plain Python: by identity, found again by content."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
+from cbjax.parity.workload import output_token
 from tests.policies.oracles.common import Scheduler, Sequence
 
 
@@ -16,7 +16,7 @@ class Block:
 
 @dataclass(eq=False)
 class Job(Sequence):
-    """A request with its blocks, and what its tokens are called."""
+    """A request with its blocks and its text."""
 
     table: list[Block] = field(default_factory=list)
     registered: int = 0  # leading blocks that are known by content
@@ -25,15 +25,13 @@ class Job(Sequence):
     in_flight: int = 0  # tokens that the step before this one will bring
     delivered: int = 0  # outputs that its client has
     over: bool = False
-    group: Any = None
-    shared: int = 0  # leading prompt tokens that are those of the group
+    token_ids: tuple[int, ...] = ()  # of the prompt; without any, it is like no other
 
     def content(self, tokens: int) -> tuple:
-        """Names of the first tokens: two are equal if and only if the tokens are."""
-        common = min(self.shared, tokens)
-        return (
-            self.group if common else None, common, self.id if tokens > common else None, tokens,
-        )
+        """The first tokens."""
+        prompt = self.token_ids or tuple((self.id, place) for place in range(self.prompt))
+        outputs = tuple(output_token(self.id, place) for place in range(tokens - self.prompt))
+        return (prompt + outputs)[:tokens]
 
 
 @dataclass
