@@ -60,7 +60,7 @@ def known_and_needed(seen, name):
 
 @pytest.mark.parametrize("name", QUICK)
 def test_it_decides_as_its_oracle(name, report_line):
-    seen = compare(name, QUICK[name], seeded=True)
+    seen = compare(name, QUICK[name])
     report_line(describe(name, seen))
     assert seen["workloads"] >= QUICK[name]
     known_and_needed(seen, name)
@@ -69,7 +69,7 @@ def test_it_decides_as_its_oracle(name, report_line):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_it_decides_as_its_oracle_on_many_more(name, report_line):
-    seen = compare(name, 1000, seeded=False)
+    seen = compare(name, 1000)
     report_line(describe(name, seen))
     known_and_needed(seen, name)
 

@@ -7,16 +7,16 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.policies.beside import CASES, array_log, mismatch, oracle_log
 
-QUICK = {"vllm": 520, "orca": 250, "static": 250}
-SLOW = {"vllm": 3000, "orca": 1000, "static": 1500}
+QUICK = {"vllm": 520, "orca": 250, "static": 250, "vllm_v0": 150, "transformers": 150}
+SLOW = {"vllm": 2000, "orca": 1000, "static": 1000, "vllm_v0": 1000, "transformers": 1000}
 
 
-def compare(name: str, examples: int, seeded: bool) -> Counter:
-    """Draw workloads, step both, and count what happened in them."""
+def compare(name: str, examples: int) -> Counter:
+    """Draw workloads, the same in every run, step both, and count what happened in them."""
     seen: Counter = Counter()
 
     @settings(
-        max_examples=examples, deadline=None, derandomize=seeded, database=None,
+        max_examples=examples, deadline=None, derandomize=True, database=None,
         suppress_health_check=list(HealthCheck),
     )
     @given(case=CASES[name])
@@ -51,7 +51,7 @@ def describe(name: str, seen: Counter) -> str:
 
 @pytest.mark.parametrize("name", sorted(QUICK))
 def test_array_policy_decides_as_its_oracle(name, report_line):
-    seen = compare(name, QUICK[name], seeded=True)
+    seen = compare(name, QUICK[name])
     report_line(describe(name, seen))
     assert seen["workloads"] >= QUICK[name]
     check_variety(name, seen)
@@ -60,7 +60,7 @@ def test_array_policy_decides_as_its_oracle(name, report_line):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SLOW))
 def test_array_policy_decides_as_its_oracle_on_many_more(name, report_line):
-    seen = compare(name, SLOW[name], seeded=False)
+    seen = compare(name, SLOW[name])
     report_line(describe(name, seen))
     check_variety(name, seen)
 
@@ -68,11 +68,15 @@ def test_array_policy_decides_as_its_oracle_on_many_more(name, report_line):
 def check_variety(name: str, seen: Counter) -> None:
     """The workloads must reach what they are drawn for."""
     total = seen["workloads"]
-    for what in ("refused", "aborted", "backlog", "stopped"):
+    # Policies that sort the queue are drawn no more requests than they see.
+    sorts = ("vllm_v0", "transformers")
+    for what in ("refused", "aborted", "stopped", *(() if name in sorts else ("backlog",))):
         assert seen[what] >= total / 20, f"{what}: {seen[what]} of {total}"
     if name == "vllm":
         assert seen["preempted"] >= total / 3, f"{seen['preempted']} of {total} preempt"
         assert seen["resumed"] >= total / 5
-    else:
+    elif name in ("orca", "static"):
         assert not seen["preempted"]
+    else:
+        assert seen["preempted"] >= total / 10
     assert bool(seen["extra_tokens"]) == (name == "static")

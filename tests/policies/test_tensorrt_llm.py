@@ -38,7 +38,7 @@ def starts(log):
 
 
 def test_it_decides_as_its_oracle(report_line):
-    seen = compare("tensorrt_llm", 300, seeded=True)
+    seen = compare("tensorrt_llm", 300)
     report_line(describe("tensorrt_llm", seen))
     for what in ("preempted", "resumed", "refused", "aborted", "backlog", "stopped"):
         assert seen[what] >= seen["workloads"] / 20, what
@@ -46,7 +46,7 @@ def test_it_decides_as_its_oracle(report_line):
 
 @pytest.mark.slow
 def test_it_decides_as_its_oracle_on_many_more(report_line):
-    report_line(describe("tensorrt_llm", compare("tensorrt_llm", 2500, seeded=False)))
+    report_line(describe("tensorrt_llm", compare("tensorrt_llm", 1500)))
 
 
 # The capacity stage.

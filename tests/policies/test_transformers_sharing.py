@@ -68,12 +68,12 @@ def cases(draw):
     )
 
 
-def compare(examples, seeded) -> Counter:
-    """Draw workloads, step both, and count what happened in them."""
+def compare(examples) -> Counter:
+    """Draw workloads, the same in every run, step both, and count what happened in them."""
     seen: Counter = Counter()
 
     @settings(
-        max_examples=examples, deadline=None, derandomize=seeded, database=None,
+        max_examples=examples, deadline=None, derandomize=True, database=None,
         suppress_health_check=list(HealthCheck),
     )
     @given(case=cases())
@@ -97,11 +97,10 @@ def compare(examples, seeded) -> Counter:
 
 
 @pytest.mark.parametrize(
-    ("examples", "seeded"),
-    [(200, True), pytest.param(3000, False, marks=pytest.mark.slow)], ids=["quick", "slow"],
+    "examples", [200, pytest.param(1500, marks=pytest.mark.slow)], ids=["quick", "slow"]
 )
-def test_array_policy_decides_as_its_oracle(examples, seeded, report_line):
-    seen = compare(examples, seeded)
+def test_array_policy_decides_as_its_oracle(examples, report_line):
+    seen = compare(examples)
     report_line(f"transformers with block sharing beside its oracle, 0 differences: {dict(seen)}")
     assert seen["workloads"] >= examples
     assert seen["found"] >= examples / 3 and seen["preempted"] >= examples / 4
