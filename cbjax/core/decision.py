@@ -50,9 +50,9 @@ class Decision:
     requeue: Int[Array, "P"]  # Requeue of the preempted rows
     swap_in: Bool[Array, "P"]  # admitted rows whose KV comes back from the host pool
     refuse: Int[Array, "P"]  # Refusal of waiting rows that are turned away
-    # New run order of the rows that keep their seat, or None; beside `shared` that of the admitted
-    # rows too.
-    running: Int[Array, "S"] | None
+    running: Int[Array, "S"] | None  # new run order of the rows that keep their seat, or None
+    # The same with the admitted rows in their places: then `admit_order` is not read. Or None.
+    run_order: Int[Array, "S"] | None
     queue_order: Int[Array, "P"] | None  # new queue keys of the waiting rows, or None
     # What became of the pool; from a policy that shares prefixes, and only from such.
     shared: Shared | None
@@ -70,7 +70,8 @@ def nothing(view: View) -> Decision:
     return Decision(
         admit=false, admit_order=None, grant=zeros, kv_tokens=zeros, preempt=false,
         preempt_order=None, requeue=jnp.full(rows, int(Requeue.FRONT), jnp.int32), swap_in=false,
-        refuse=jnp.full(rows, int(Refusal.NONE), jnp.int32), running=None, queue_order=None,
+        refuse=jnp.full(rows, int(Refusal.NONE), jnp.int32), running=None,
+        run_order=None, queue_order=None,
         shared=None, evict=jnp.int32(0), extra_tokens=jnp.int32(0), wake=time.never(),
         limited_by=jnp.int32(LimitedBy.QUEUE_EMPTY),
     )

@@ -137,8 +137,8 @@ def _seat(state: State, decision: Decision) -> State:
             state, queue_back=jnp.maximum(state.queue_back, jnp.max(order) + 1),
             queue_front=jnp.minimum(state.queue_front, jnp.min(order)),
         )
-    if decision.shared is not None and decision.running is not None:
-        # They are in their places already.
+    if decision.run_order is not None:
+        running = decision.run_order
         num_running = state.num_running + jnp.sum(decision.admit)
     else:
         if decision.admit_order is None:

@@ -243,7 +243,7 @@ def _decision(view: View, progress: Progress, made: _Made):
         # They line up, and are named, the other way around: the one that went first is last.
         preempt_order=jnp.where(preempt, made.gone - 1 - made.went, 0),
         requeue=jnp.where(made.in_pool, int(Requeue.SWAP_OUT_END), int(Requeue.END)),
-        swap_in=swap_in, running=made.service, shared=made.shared,
+        swap_in=swap_in, run_order=made.service, shared=made.shared,
         limited_by=_limited_by(view, made, preempt),
     )
     # What comes back from the host pool has to be registered from its start.
