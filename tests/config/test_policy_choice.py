@@ -30,7 +30,7 @@ def test_the_file_of_a_policy_names_its_knobs_with_the_systems_defaults(name):
 def test_a_policy_without_a_file_is_chosen_by_its_name(own_configs):
     (own_configs / "policy" / "orca.yaml").unlink()
     [cell] = cbjax.load_config("worked_example", ["policy=orca", "policy.max_bs=2"]).cells
-    assert cell.config.policy == {"name": "orca", "max_bs": 2}
+    assert cell.config.policy == {"name": "orca", "max_bs": 2, "reservation": "oracle"}
 
 
 def test_a_knob_that_no_file_names_can_be_set(own_configs):

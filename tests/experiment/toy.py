@@ -16,11 +16,11 @@ SMALL = {
         "budget=8,16", "kv.block_size=4", "seats=2", "ladder=single", "workload.num_requests=4"
     ],
     "decode_stall": [
-        "model=tiny", "ladder=single", "iteration_tokens=64", "model.max_length=64",
-        "kv.num_blocks=40", "workload.requests.long prompt.prompt_tokens=40",
+        "model=tiny", "ladder=single", "model.max_length=64",
+        "kv.num_blocks=40", "workload.requests.long_prompt.prompt_tokens=40",
     ],
     "orca_x_paging": ["seats=2", "ladder=single", "workload.num_requests=4"],
-    "kv_waste": ["seats=2", "ladder=single", "workload.num_requests=4"],
+    "kv_waste": ["seats=2", "ladder=single", "workload.num_requests=2"],
     "real_prompts": [
         "model=tiny", "ladder=single", "seats=2", "budget=32", "workload.max_tokens=3"
     ],
