@@ -210,13 +210,14 @@ class Admission:
     def _insert(self, ends: Ends, row) -> Ends:
         """The request among those that run, before the first that has as much left.
 
-        A later one with more left than all lands before the last, as in the original.
+        A later one with more left than all lands before the last, as in the original: after that
+        they are not in order any more.
         """
         index = jnp.arange(ends.left.shape[0])
         left = self._left()[row]
-        place = jnp.sum((index < ends.count) & (ends.left < left))
+        behind = (index < ends.count) & (left <= ends.left)
         last = jnp.where(ends.fresh, ends.count, jnp.maximum(ends.count - 1, 0))
-        place = jnp.minimum(place, last)
+        place = jnp.where(jnp.any(behind), jnp.argmax(behind), last)
 
         def put(values, value):
             shifted = jnp.where(index > place, jnp.roll(values, 1), values)

@@ -170,6 +170,14 @@ def test_overlap_computes_one_token_for_nothing_and_drops_one_at_a_retraction():
     assert tokens[0] == 8 + 6
 
 
+def test_an_end_is_inserted_before_the_first_that_is_no_sooner():
+    """With known ends the list is out of order once one has more left than all others."""
+    work = requests((0, 1, 6), (0, 1, 8), (0, 1, 7))
+    log = log_of(work, num_blocks=28, ignore_eos=True, chunked_prefill_size=-1)
+    # By tokens left: 8, 6 and then 7, 8, 6. Three times 7 fit what two prompts leave of 28 pages.
+    assert log[0].new == (0, 1, 2)
+
+
 BURST = requests(*[(0, 5 + id, 6) for id in range(8)])
 LATER = requests(*[(id, 4 + id % 3, 3 + 2 * id, 0, id % 3) for id in range(9)])
 
