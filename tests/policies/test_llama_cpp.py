@@ -7,7 +7,7 @@ from tests.policies.beside import Case, array_log, mismatch, oracle_log
 from tests.policies.test_oracles import compare, describe
 
 QUICK = {
-    "llama_cpp": 300, "llama_cpp remembering": 300, "ollama": 100, "ollama remembering": 100,
+    "llama_cpp": 300, "llama_cpp remembering": 300, "ollama": 200, "ollama remembering": 200,
 }
 
 
