@@ -202,14 +202,18 @@ def numbers_of(seats: int, kind: str) -> tuple[Limits, System]:
     )
 
 
+def requests_of(seats: int, kind: str, iterations: int) -> dict[str, np.ndarray]:
+    """A stream that is long enough for so many iterations."""
+    load = {"steady": 0.9, "pressure": 0.7}[kind]
+    return stream(seats, int(iterations * seats * load / MEAN_OUTPUT * 1.5) + 1000, load)
+
+
 def measure(seats: int, kind: str, iterations: int, repeats: int) -> dict:
     """One row of the table."""
     limits, numbers = numbers_of(seats, kind)
     num_blocks = limits.blocks
-    load = {"steady": 0.9, "pressure": 0.7}[kind]
     warm = 400
-    total = warm + iterations * repeats
-    requests = stream(seats, int(total * seats * load / MEAN_OUTPUT * 1.5) + 1000, load)
+    requests = requests_of(seats, kind, warm + iterations * repeats)
     policy = policies.vllm(max_num_batched_tokens=BUDGET, max_num_seqs=seats)
     state, device = initial_state(policy, limits, numbers), padded(requests)
     first, now = jnp.int32(0), jnp.int32(0)
@@ -253,14 +257,27 @@ def measure(seats: int, kind: str, iterations: int, repeats: int) -> dict:
     )
 
 
+def arguments(description: str, name: str, iterations: int) -> argparse.Namespace:
+    """What the benchmarks of scheduling take from the command line."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--seats", type=int, nargs="+", default=[32, 128, 512])
+    parser.add_argument("--iterations", type=int, default=iterations)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path(f"results/benchmarks/{name}.json"))
+    return parser.parse_args()
+
+
+def write(out: Path, rows: list[dict]) -> None:
+    """Keep the rows and say where."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    device = jax.devices()[0].device_kind
+    out.write_text(json.dumps(dict(jax=jax.__version__, device=device, rows=rows), indent=1))
+    print(f"written to {out}")
+
+
 def main() -> None:
     """Measure all, print the table, write the file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seats", type=int, nargs="+", default=[32, 128, 512])
-    parser.add_argument("--iterations", type=int, default=2000)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path("results/benchmarks/scheduler.json"))
-    given = parser.parse_args()
+    given = arguments(__doc__, "scheduler", iterations=2000)
     header = (
         f"{'seats':>5} {'stream':<9} {'running':>7} {'admitted':>8} {'preempted':>9} "
         f"{'loop us':>8} {'calls us':>8} {'oracle us':>9} {'oracle/loop':>11} {'calls/loop':>10}"
@@ -279,12 +296,7 @@ def main() -> None:
                 f"{row['calls_over_loop']:>9.1f}x",
                 flush=True,
             )
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    device = jax.devices()[0].device_kind
-    given.out.write_text(
-        json.dumps(dict(jax=jax.__version__, device=device, rows=table), indent=1)
-    )
-    print(f"written to {given.out}")
+    write(given.out, table)
 
 
 if __name__ == "__main__":
