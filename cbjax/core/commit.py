@@ -43,7 +43,7 @@ def commit(
         [got & stopped, got & full],
         [int(FinishReason.STOP), int(FinishReason.LENGTH)],
         int(FinishReason.NONE),
-    )
+    ).astype(jnp.int32)  # a number of Python's would leave its mark on the type of the state
     kind = jnp.select(
         [
             plan.scheduled_tokens == 0,
@@ -74,7 +74,7 @@ def commit(
     news = got if plan.repeats is None else got & ~plan.repeats
     return state, Emitted(
         requests=emitted_to, tokens=tokens, emitted=news,
-        finished=jnp.where(news, reason, int(FinishReason.NONE)).astype(jnp.int32),
+        finished=jnp.where(news, reason, int(FinishReason.NONE)),
         num_running=state.num_running,
     )
 
