@@ -21,6 +21,11 @@ SMALL = {
     ],
     "orca_x_paging": ["seats=2", "ladder=single", "workload.num_requests=4"],
     "kv_waste": ["seats=2", "ladder=single", "workload.num_requests=2"],
+    "policies": [
+        "model=tiny", "ladder=single", "workload.num_requests=4", "seats=2", "budget=128",
+        "iteration_tokens=128", "model.max_length=128", "kv.num_blocks=32",
+        "workload.max_tokens_by_class={short_answer:3,long_prompt:3,long_generation:3}",
+    ],
     "real_prompts": [
         "model=tiny", "ladder=single", "seats=2", "budget=32", "workload.max_tokens=3"
     ],
