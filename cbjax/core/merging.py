@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int
 
-from cbjax.core import prefix
+from cbjax.core import prefix, sharing
 from cbjax.core.blocks import Blocks
 from cbjax.core.sharing import Shared
 
@@ -40,25 +40,7 @@ def purge(shared: Shared) -> Shared:
 
 def discard(shared: Shared, row) -> Shared:
     """Take all blocks from a row; what nobody else holds is forgotten."""
-
-    def give_back(carry):
-        blocks, index = carry
-        block = blocks.tables[row, index]
-        refs = blocks.refs.at[block].add(-1)
-        freed = refs[block] == 0
-        cache = lax.cond(
-            freed, lambda cache: prefix.link(prefix.forget(cache, block), block),
-            lambda cache: cache, blocks.cache,
-        )
-        return replace(blocks, refs=refs, cache=cache, free=blocks.free + freed), index - 1
-
-    blocks, _ = lax.while_loop(
-        lambda carry: carry[1] >= 0, give_back, (shared.blocks, shared.held[row] - 1)
-    )
-    cache = replace(blocks.cache, entered=blocks.cache.entered.at[row].set(0))
-    return replace(
-        shared, blocks=replace(blocks, cache=cache), held=shared.held.at[row].set(0)
-    )
+    return sharing.give_back(shared, row, lambda index, freed: freed)
 
 
 def merge(shared: Shared, token_ids: Int[Array, "P C"], row, count, block_size) -> Shared:

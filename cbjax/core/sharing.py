@@ -28,6 +28,11 @@ class Shared:
     cached: Int[Array, "P"]  # tokens that admitted rows found computed
 
 
+def untouched(blocks: Blocks, held: Int[Array, "P"]) -> Shared:
+    """The pool as a decision finds it."""
+    return Shared(blocks, held, jnp.zeros_like(held))
+
+
 def hits(shared: Shared, token_ids: Int[Array, "P C"], row, known, block_size):
     """Blocks that a waiting row would find: physical ids `[M]`, how many, how many are free."""
     blocks = shared.blocks
@@ -97,28 +102,55 @@ def leave(shared: Shared, row, kept) -> Shared:
 
     What is not computed yet must not be found: its KV would be read before it was written.
     """
+    return give_back(shared, row, lambda index, freed: index >= kept)
 
-    def give_back(carry):
+
+def give_back(shared: Shared, row, forgets: Callable[..., Bool[Array, ""]]) -> Shared:
+    """Take all blocks from a row, the last first.
+
+    Args:
+        shared: the pool.
+        row: loses its blocks.
+        forgets: `(index, freed)`: whether the row's block of that index is not to be found again;
+            `freed` if nobody else holds it.
+    """
+
+    def one(carry):
         blocks, index = carry
         block = blocks.tables[row, index]
         refs = blocks.refs.at[block].add(-1)
-        cache = blocks.cache
-        cache = lax.cond(
-            index >= kept, lambda cache: prefix.forget(cache, block), lambda cache: cache, cache
-        )
         freed = refs[block] == 0
+        cache = lax.cond(
+            forgets(index, freed), lambda cache: prefix.forget(cache, block),
+            lambda cache: cache, blocks.cache,
+        )
         cache = lax.cond(
             freed, lambda cache: prefix.link(cache, block), lambda cache: cache, cache
         )
         return replace(blocks, refs=refs, cache=cache, free=blocks.free + freed), index - 1
 
     blocks, _ = lax.while_loop(
-        lambda carry: carry[1] >= 0, give_back, (shared.blocks, shared.held[row] - 1)
+        lambda carry: carry[1] >= 0, one, (shared.blocks, shared.held[row] - 1)
     )
     cache = replace(blocks.cache, entered=blocks.cache.entered.at[row].set(0))
     return replace(
         shared, blocks=replace(blocks, cache=cache), held=shared.held.at[row].set(0)
     )
+
+
+def forget(shared: Shared, listed: Int[Array, "L"], first, last) -> Shared:
+    """Free blocks, entries `first` to `last` of a list, are not found again: next handed out."""
+
+    def one(carry):
+        cache, index = carry
+        block = listed[index]
+        cache = prefix.forget(prefix.unlink(cache, block), block)
+        return prefix.link(cache, block), index + 1
+
+    cache, _ = lax.while_loop(
+        lambda carry: carry[1] < last, one, (shared.blocks.cache, jnp.int32(first))
+    )
+    return replace(shared, blocks=replace(shared.blocks, cache=cache))
 
 
 def release(
@@ -130,10 +162,9 @@ def release(
     What they registered can still be found. `finish` registers more of a row before; then
     `Cache.entered` tells what it left behind, and whether it was `aborted`.
     """
-    start = Shared(blocks, held, jnp.zeros_like(held))
     all_blocks = jnp.int32(blocks.tables.shape[1])
 
-    def give_back(carry):
+    def end(carry):
         shared, left = carry
         seat = jnp.argmax(left)
         row, left = running[seat], left.at[seat].set(False)
@@ -145,6 +176,7 @@ def release(
         return replace(shared, blocks=replace(shared.blocks, cache=cache)), left
 
     shared, _ = lax.while_loop(
-        lambda carry: jnp.any(carry[1]), give_back, (start, (running != NO_ROW) & mask[running])
+        lambda carry: jnp.any(carry[1]), end,
+        (untouched(blocks, held), (running != NO_ROW) & mask[running]),
     )
     return shared.blocks

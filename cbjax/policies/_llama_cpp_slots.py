@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
-from cbjax.core import prefix, sharing
+from cbjax.core import sharing
 from cbjax.core.control import when
 from cbjax.core.limits import Limits
 from cbjax.core.rows import NO_ROW
@@ -114,7 +114,7 @@ def choose(
 def take_up(slots: Slots, shared: Shared, row, slot, hits, block_size) -> Shared:
     """Give a row the first `hits` blocks that its slot remembers, and forget the others."""
     shared = sharing.attach(shared, row, slots.blocks[slot], hits, block_size)
-    return _forget(shared, slots.blocks[slot], hits, slots.kept[slot])
+    return sharing.forget(shared, slots.blocks[slot], hits, slots.kept[slot])
 
 
 def drop_idle(slots: Slots, shared: Shared, need) -> tuple[Slots, Shared]:
@@ -123,7 +123,7 @@ def drop_idle(slots: Slots, shared: Shared, need) -> tuple[Slots, Shared]:
     def clear(carry):
         slots, shared = carry
         slot = jnp.argmax(~slots.busy & (slots.kept > 0))
-        shared = _forget(shared, slots.blocks[slot], jnp.int32(0), slots.kept[slot])
+        shared = sharing.forget(shared, slots.blocks[slot], 0, slots.kept[slot])
         return replace(slots, kept=slots.kept.at[slot].set(0)), shared
 
     def lacks(carry):
@@ -132,21 +132,6 @@ def drop_idle(slots: Slots, shared: Shared, need) -> tuple[Slots, Shared]:
         return (remembered > 0) & (shared.blocks.free - remembered < need)
 
     return lax.while_loop(lacks, clear, (slots, shared))
-
-
-def _forget(shared: Shared, table: Int[Array, "M"], first, last) -> Shared:
-    """Free blocks, entries `first` to `last` of a table, are handed out before registered ones."""
-
-    def forget(carry):
-        cache, index = carry
-        block = table[index]
-        cache = prefix.forget(prefix.unlink(cache, block), block)
-        return prefix.link(cache, block), index + 1
-
-    cache, _ = lax.while_loop(
-        lambda carry: carry[1] < last, forget, (shared.blocks.cache, first)
-    )
-    return replace(shared, blocks=replace(shared.blocks, cache=cache))
 
 
 def clear(slots: Slots, shared: Shared, leave: Bool[Array, "S"]) -> tuple[Slots, Shared]:

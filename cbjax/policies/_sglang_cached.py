@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
+from cbjax.core import sharing
 from cbjax.core.rows import NO_ROW, Status
-from cbjax.core.sharing import Shared
 from cbjax.core.view import View
 from cbjax.policies import _sglang_tree as trees
 from cbjax.policies._sglang_tree import Pool, Tree
@@ -81,7 +81,7 @@ def take_in(cached: Cached, chunked: Int[Array, ""], view: View) -> tuple[Pool, 
 
     pool, _ = lax.while_loop(
         lambda carry: jnp.any(carry[1] < _NOT_IN_IT), one,
-        (Pool(Shared(view.blocks, rows.held, jnp.zeros_like(rows.held)), cached.tree), place),
+        (Pool(sharing.untouched(view.blocks, rows.held), cached.tree), place),
     )
     return pool, replace(view, free_blocks=pool.free)
 

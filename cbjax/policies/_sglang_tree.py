@@ -195,26 +195,17 @@ def evict_for(pool: Pool, tokens, block_size) -> Pool:
 
 def _drop(pool: Pool, node, members: Bool[Array, "N"]) -> Pool:
     """Take a leaf out of the tree; its blocks are the next to be handed out."""
-    blocks, none = pool.shared.blocks, members.shape[0]
-    (listed,) = jnp.nonzero(members, size=min(none, blocks.tables.shape[1]), fill_value=0)
+    none, longest = members.shape[0], pool.shared.blocks.tables.shape[1]
+    (listed,) = jnp.nonzero(members, size=min(none, longest), fill_value=0)
     above = pool.tree.above[node]
 
-    def one(carry):
-        cache, index = carry
-        block = listed[index]
-        cache = prefix.forget(prefix.unlink(cache, block), block)
-        return prefix.link(cache, block), index + 1
-
-    cache, _ = lax.while_loop(
-        lambda carry: carry[1] < jnp.sum(members), one, (blocks.cache, jnp.int32(0))
-    )
     tree = replace(
         pool.tree, node=jnp.where(members, NONE, pool.tree.node),
         children=pool.tree.children.at[jnp.where(above != NONE, above, none)].add(
             -1, mode="drop"
         ),
     )
-    return Pool(replace(pool.shared, blocks=replace(blocks, cache=cache)), tree)
+    return Pool(sharing.forget(pool.shared, listed, 0, jnp.sum(members)), tree)
 
 
 def keep(

@@ -30,6 +30,7 @@ from cbjax.policies._transformers_state import (
     left_at_start,
     per_row,
     queue_keys,
+    why_waiting,
 )
 
 _LAST = jnp.iinfo(jnp.int32).max
@@ -71,9 +72,10 @@ def decide(knobs: dict, progress: Progress, view: View) -> tuple[Decision, Progr
     )
     none, never = jnp.zeros_like(view.rows.held), jnp.bool_(False)
     start = _Made(
-        shared=_untouched(view), seated=progress.seated, seats=view.num_running, admit=none > 0,
-        went=none - 1, gone=jnp.int32(0), in_pool=none > 0, room=view.swap_blocks, frozen=frozen,
-        attempts=jnp.int32(0), again=jnp.bool_(True), service=progress.seated, grant=none,
+        shared=sharing.untouched(view.blocks, view.rows.held), seated=progress.seated,
+        seats=view.num_running, admit=none > 0, went=none - 1, gone=jnp.int32(0),
+        in_pool=none > 0, room=view.swap_blocks, frozen=frozen, attempts=jnp.int32(0),
+        again=jnp.bool_(True), service=progress.seated, grant=none,
         lacks=none, failed=never, left=left_at_start(knobs, progress, view, jnp.int32(0)),
         stop=jnp.int32(LimitedBy.QUEUE_EMPTY), closed=never,
     )
@@ -102,13 +104,10 @@ def settle(progress: Progress, view: View) -> Blocks:
         return shared, count.at[seat].set(0)
 
     shared, _ = lax.while_loop(
-        lambda carry: jnp.any(carry[1] > 0), register, (_untouched(view), count)
+        lambda carry: jnp.any(carry[1] > 0), register,
+        (sharing.untouched(view.blocks, view.rows.held), count),
     )
     return shared.blocks
-
-
-def _untouched(view: View) -> Shared:
-    return Shared(view.blocks, view.rows.held, jnp.zeros_like(view.rows.held))
 
 
 def _attempt(knobs, view: View, progress: Progress, made: _Made) -> _Made:
@@ -237,6 +236,7 @@ def _decision(view: View, progress: Progress, made: _Made):
     reached = before + made.grant
     got = made.grant > 0
     samples = got & (reached == rows.known)
+    waits = view.waiting & ~made.admit & ~preempt
     decision = replace(
         nothing(view), admit=made.admit, grant=made.grant, preempt=preempt,
         kv_tokens=jnp.where(got, reached, 0),
@@ -244,7 +244,10 @@ def _decision(view: View, progress: Progress, made: _Made):
         preempt_order=jnp.where(preempt, made.gone - 1 - made.went, 0),
         requeue=jnp.where(made.in_pool, int(Requeue.SWAP_OUT_END), int(Requeue.END)),
         swap_in=swap_in, run_order=made.service, shared=made.shared,
-        limited_by=_limited_by(view, made, preempt),
+        limited_by=why_waiting(
+            view, waits, queue_keys(view, waits), room_made=jnp.any(preempt), closed=made.closed,
+            stop=made.stop, left=made.left,
+        ),
     )
     # What comes back from the host pool has to be registered from its start.
     full = reached // size - jnp.where(swap_in, 0, before) // size
@@ -263,23 +266,4 @@ def _decision(view: View, progress: Progress, made: _Made):
             free=view.free_blocks - merging.findable(view.blocks),
             findable=merging.findable(view.blocks),
         ),
-    )
-
-
-def _limited_by(view: View, made: _Made, preempt: Bool[Array, "P"]) -> Int[Array, ""]:
-    """Why the first that still waits was not admitted."""
-    waits = view.waiting & ~made.admit & ~preempt
-    row = jnp.argmin(jnp.where(waits, queue_keys(view, waits), _LAST))
-    computed = view.rows.computed[row]
-    tokens = jnp.minimum(view.rows.known[row] - computed, made.left.tokens)
-    return jnp.select(
-        [
-            ~jnp.any(waits) & jnp.any(preempt), ~jnp.any(waits), made.closed,
-            made.stop != LimitedBy.QUEUE_EMPTY, ~made.left.reads_allow(tokens, computed),
-        ],
-        [
-            int(LimitedBy.PREEMPTING), int(LimitedBy.QUEUE_EMPTY), int(LimitedBy.FREEZE),
-            made.stop, int(LimitedBy.READS),
-        ],
-        int(LimitedBy.BLOCKS),
     )

@@ -9,6 +9,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Int
 
 from cbjax.core.limits import Limits, System
+from cbjax.core.reasons import LimitedBy
 from cbjax.core.rows import NO_ROW, Status
 from cbjax.core.view import View
 from cbjax.policies._transformers import Candidates, Left
@@ -117,3 +118,34 @@ def queue_keys(view: View, waits: Bool[Array, "P"]) -> Int[Array, "P"]:
         return jnp.zeros_like(order).at[by].set(place)
 
     return lax.cond(jnp.any(offloaded) & jnp.any(others), taking_turns, lambda: order)
+
+
+def why_waiting(
+    view: View, waits: Bool[Array, "P"], keys: Int[Array, "P"], *, room_made: Bool[Array, ""],
+    closed: Bool[Array, ""], stop: Int[Array, ""], left: Left,
+) -> Int[Array, ""]:
+    """Why the first in line that still waits was not admitted, as a LimitedBy.
+
+    Args:
+        view: the table.
+        waits: rows that wait after the decision.
+        keys: their places in line.
+        room_made: somebody lost the seat.
+        closed: nobody was to be admitted.
+        stop: LimitedBy that ended the walk; QUEUE_EMPTY = it reached the end.
+        left: what the walk left over.
+    """
+    row = jnp.argmin(jnp.where(waits, keys, jnp.iinfo(jnp.int32).max))
+    computed = view.rows.computed[row]
+    tokens = jnp.minimum(view.rows.known[row] - computed, left.tokens)
+    return jnp.select(
+        [
+            ~jnp.any(waits) & room_made, ~jnp.any(waits), closed, stop != LimitedBy.QUEUE_EMPTY,
+            ~left.reads_allow(tokens, computed),
+        ],
+        [
+            int(LimitedBy.PREEMPTING), int(LimitedBy.QUEUE_EMPTY), int(LimitedBy.FREEZE), stop,
+            int(LimitedBy.READS),
+        ],
+        int(LimitedBy.BLOCKS),
+    )

@@ -14,13 +14,12 @@ from functools import partial
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from cbjax.core import rules, time, victims
+from cbjax.core import rules, sharing, time, victims
 from cbjax.core.limits import Limits, System, blocks_for
 from cbjax.core.policy import Policy, Traits, require_positive
 from cbjax.core.reasons import LimitedBy, Refusal
 from cbjax.core.rows import Status
 from cbjax.core.rules import exclusive_sum
-from cbjax.core.sharing import Shared
 from cbjax.core.view import View
 from cbjax.policies import _llama_cpp_slots as memory
 from cbjax.policies._llama_cpp_slots import Slots, empty_slots
@@ -133,9 +132,7 @@ def decide(knobs: dict, slots: Slots, view: View):
         knobs["ctx_size"] > 0, knobs["ctx_size"] // block_size, view.system.num_blocks
     )
     beyond = view.system.num_blocks - size
-    pool = None if view.blocks is None else Shared(
-        view.blocks, rows.held, jnp.zeros_like(rows.held)
-    )
+    pool = None if view.blocks is None else sharing.untouched(view.blocks, rows.held)
 
     slots = slots.release(slots.busy & (rows.status[slots.row] != Status.RUNNING))
     ends = slots.busy & slots.overflowed

@@ -30,6 +30,7 @@ from cbjax.policies._transformers_state import (
     left_at_start,
     per_row,
     queue_keys,
+    why_waiting,
 )
 
 _MARGIN = {"fifo": 0.15, "prefill_first": 0.0}
@@ -149,7 +150,12 @@ def _decide(knobs: dict, progress: Progress, view: View):
     )
     beside = victims(made.rows, replace(made.served, left=left)) & scheduled
     made = replace(made, victim=made.victim | beside)
-    limited_by = _limited_by(view, line, frozen, made, entered, left)
+    stop = made.served.stop
+    limited_by = why_waiting(
+        view, view.waiting & ~entered.admit, line, room_made=jnp.any(made.victim),
+        closed=frozen | made.again,
+        stop=jnp.where(stop != LimitedBy.QUEUE_EMPTY, stop, entered.stop), left=left,
+    )
     return _decision(view, replace(progress, frozen=frozen), made, entered, left, limited_by)
 
 
@@ -196,27 +202,6 @@ def _decision(
         progress, seated=seated, frozen=progress.frozen | jnp.any(preempt),
         decoding=(progress.decoding & ~preempt) | (got & (reached == table.known)),
         attempts=1 + made.again, fast=left.any & left.fast,
-    )
-
-
-def _limited_by(view: View, line, frozen, made: _Made, entered: "_Entered", left: Left):
-    """Why the first that still waits was not admitted."""
-    waits = view.waiting & ~entered.admit
-    row = jnp.argmin(jnp.where(waits, line, jnp.iinfo(jnp.int32).max))
-    tokens = jnp.minimum(view.rows.known[row] - view.rows.computed[row], left.tokens)
-    reads = left.reads_allow(tokens, view.rows.computed[row])
-    stop = made.served.stop
-    stop = jnp.where(stop != LimitedBy.QUEUE_EMPTY, stop, entered.stop)
-    return jnp.select(
-        [
-            ~jnp.any(waits) & jnp.any(made.victim), ~jnp.any(waits), frozen | made.again,
-            stop != LimitedBy.QUEUE_EMPTY, ~reads,
-        ],
-        [
-            int(LimitedBy.PREEMPTING), int(LimitedBy.QUEUE_EMPTY), int(LimitedBy.FREEZE), stop,
-            int(LimitedBy.READS),
-        ],
-        int(LimitedBy.BLOCKS),
     )
 
 

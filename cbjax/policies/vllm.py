@@ -110,9 +110,8 @@ def _decide(knobs: dict, watermark_blocks, view: View, *, priority: bool):
     computed = view.in_run_order(view.rows.computed)
     want = chunk(view.in_run_order(view.rows.known) - computed)
     seats = jnp.arange(want.shape[0])
-    pool = None if view.blocks is None else Shared(
-        view.blocks, view.rows.held, jnp.zeros_like(view.rows.held)
-    )
+    shares = view.blocks is not None
+    pool = sharing.untouched(view.blocks, view.rows.held) if shares else None
     if pool is None and not priority:
         served = victims.last_in_line(view, want, budget)
     else:
