@@ -1,5 +1,7 @@
 """TensorRT-LLM: scenarios checked by hand, its knobs, its invariants, seeded faults."""
 
+import sys
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ from cbjax.parity.workload import Request, Workload
 from tests.policies.beside import CASES, LIMITS, Case, array_log, mismatch, oracle_log
 from tests.policies.test_mutants import noticed, with_knob, with_rules
 from tests.policies.test_oracles import compare, describe
+
+MODULE = sys.modules["cbjax.policies.tensorrt_llm"]  # the package's name is the function's
 
 CHUNKS = dict(enable_chunked_prefill=True)
 EVICTS = dict(capacity_scheduler_policy="MAX_UTILIZATION")
@@ -376,14 +380,24 @@ def test_seeded_fault_is_noticed(fault):
     ("name", "wrong"),
     [
         ("blocks_for", lambda tokens, size: tokens // size),
-        ("_by_arrival", lambda rows, line: line),
         ("first_come", lambda want, capacity, unit: jnp.clip(
             capacity - (jnp.cumsum(want) - want), 0, want)),
     ],
-    ids=["blocks rounded down", "order of starting", "chunks of any length"],
+    ids=["blocks rounded down", "chunks of any length"],
 )
 def test_further_seeded_fault_is_noticed(name, wrong):
-    import sys
+    assert noticed("tensorrt_llm", with_rules((MODULE, name, wrong)))
 
-    module = sys.modules["cbjax.policies.tensorrt_llm"]
-    assert noticed("tensorrt_llm", with_rules((module, name, wrong)))
+
+def test_an_older_prompt_that_could_not_start_yet_makes_a_younger_one_leave():
+    """Request 1 needs a whole chunk unit, request 2 does not and starts before it."""
+    late = case(
+        [(0, 7, 10), (0, 16, 2), (5, 5, 6)], 10, block_size=4, max_num_tokens=8, chunk_unit_size=8,
+        context_chunking_policy="EQUAL_PROGRESS", **CHUNKS, **EVICTS,
+    )
+    log = array_log(late)
+    assert mismatch(log, oracle_log(late)) is None
+    assert starts(log)[2] < starts(log)[1]
+    assert [entry.preempted for entry in log if entry.preempted] == [(2,)]
+    by_start = with_rules((MODULE, "_by_arrival", lambda rows, line: line))
+    assert mismatch(array_log(late, by_start(late.policy())), oracle_log(late)) is not None
