@@ -28,7 +28,7 @@ from cbjax.metrics.utilisation import (
 )
 from cbjax.metrics.window import Window, whole_run
 
-LATENCIES = ("ttft_s", "ttft_sent_s", "itl_s", "tpot_s", "e2e_s", "queue_s")
+LATENCIES = ("ttft_s", "ttft_sent_s", "itl_s", "tpot_s", "max_itl_s", "e2e_s", "queue_s")
 NOT_STREAMED = "answers were delivered whole, so there are no gaps between tokens"
 NO_TOKEN_TIMES = "token times were not recorded (record=tokens)"
 
@@ -39,7 +39,7 @@ def summarise(
     *,
     schedule: pl.DataFrame | None = None,
     memory: pl.DataFrame | None = None,
-    slo: Slo | Mapping[str, float | None] | None = None,
+    slo: Slo | Mapping[str, Any] | None = None,
     window: tuple[float, float] | None = None,
     backend: str,
     offered_rate: float | None = None,
@@ -100,7 +100,7 @@ def summarise(
         "backend": backend,
         "offered_rate": offered_rate if finite_rate else None,
         "window": dict(measured.stated()),
-        "slo": dict(bounds.bounds()),
+        "slo": dict(bounds.stated()),
         "rules": {
             "percentiles": PERCENTILE_RULE,
             "one_token_answers": ONE_TOKEN_RULE,

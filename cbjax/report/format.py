@@ -7,6 +7,7 @@ LATENCY_TITLES: Mapping[str, str] = {
     "ttft_sent_s": "TTFT from send",
     "itl_s": "ITL",
     "tpot_s": "TPOT",
+    "max_itl_s": "longest ITL of an answer",
     "e2e_s": "E2E latency",
     "queue_s": "queue",
 }
@@ -90,4 +91,4 @@ def significant(value: float | int) -> str:
 
 
 def _in_ms(name: str) -> bool:
-    return name in ("itl_s", "tpot_s")
+    return name in ("itl_s", "tpot_s", "max_itl_s")
