@@ -4,10 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import polars as pl
-
 from cbjax.metrics import Slo
-from cbjax.metrics.stability import queue_stability
 
 
 @dataclass(frozen=True)
@@ -63,37 +60,27 @@ class Verdict:
         return tuple(limit.name for limit in self.limits if not limit.held)
 
 
-def judge(
-    summary: Mapping[str, Any], requests: pl.DataFrame, slo: Slo, tolerances: Tolerances
-) -> Verdict:
+def judge(summary: Mapping[str, Any], slo: Slo, tolerances: Tolerances) -> Verdict:
     """Hold a run against its SLO, the stability test and the thrash limit.
 
     Args:
         summary: of the run, from `cbjax.metrics.summarise`.
-        requests: its requests table.
         slo: percentiles of latencies with their bounds.
         tolerances: the other limits.
 
     Returns:
-        Limits in the order: latencies, requests lost, growth of the queue, tokens recomputed.
+        Limits in the order: latencies, requests lost, growth of the queue (left out for runs too
+        short to tell), tokens recomputed.
     """
-    return Verdict(tuple(_limits(summary["metrics"], requests, slo, tolerances)))
+    return Verdict(tuple(_limits(summary["metrics"], slo, tolerances)))
 
 
-def _limits(
-    metrics: Mapping[str, Any], requests: pl.DataFrame, slo: Slo, tolerances: Tolerances
-) -> Iterator[Limit]:
+def _limits(metrics: Mapping[str, Any], slo: Slo, tolerances: Tolerances) -> Iterator[Limit]:
     for target in slo.targets():
         value = metrics[target.latency][f"p{target.percentile}"]
         name = f"{target.latency.removesuffix('_s')} p{target.percentile}"
         yield Limit(name, value, target.bound_s)
-    lost = sum(metrics[name] for name in ("rejected", "failed", "unfinished"))
-    yield Limit("requests lost", lost / max(len(requests), 1), tolerances.lost)
-    stability = queue_stability(requests)
-    if stability is not None:
-        yield Limit("queue growth", stability.growth, tolerances.growth)
-    recomputed = metrics["recomputed_tokens"]
-    computed = requests.select(
-        (pl.col("prompt_tokens") + pl.col("output_tokens") + pl.col("recomputed_tokens")).sum()
-    ).item()
-    yield Limit("tokens recomputed", recomputed / max(computed, 1), tolerances.thrash)
+    yield Limit("requests lost", metrics["lost_fraction"], tolerances.lost)
+    if metrics["queue_growth"] is not None:
+        yield Limit("queue growth", metrics["queue_growth"], tolerances.growth)
+    yield Limit("tokens recomputed", metrics["recomputed_fraction"], tolerances.thrash)

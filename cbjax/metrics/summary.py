@@ -18,9 +18,11 @@ from cbjax.metrics.latency import (
     request_latencies,
 )
 from cbjax.metrics.slo import Slo, as_slo, meets
+from cbjax.metrics.stability import queue_stability
 from cbjax.metrics.utilisation import (
     iteration_metrics,
     kv_utilisation,
+    recomputed_fraction,
     share,
     total,
     useful_token_fraction,
@@ -74,6 +76,7 @@ def summarise(
     completed = arrived.filter(pl.col("outcome") == "completed")
     not_measured = _not_measured(completed)
     counts = {name: int((arrived["outcome"] == name).sum()) for name in OUTCOMES}
+    stability = queue_stability(arrived)
     utilisation = kv_utilisation(iterations, memory, measured)
 
     metrics: dict[str, Any] = _latency_metrics(latencies, completed, not_measured)
@@ -88,6 +91,9 @@ def summarise(
         "swaps": int(arrived["swaps"].sum()),
         "recomputed_tokens": int(arrived["recomputed_tokens"].sum()),
         "cached_prompt_tokens": int(arrived["cached_prompt_tokens"].sum()),
+        "recomputed_fraction": recomputed_fraction(arrived),
+        "lost_fraction": share(len(arrived) - counts["completed"], len(arrived)),
+        "queue_growth": None if stability is None else stability.growth,
         "wasted_tokens": wasted_tokens(arrived, schedule),
         "useful_token_fraction": useful_token_fraction(iterations, requests),
         "kv_utilisation": utilisation,

@@ -76,6 +76,13 @@ def useful_token_fraction(iterations: pl.DataFrame, requests: pl.DataFrame) -> f
     return share(scheduled - total(requests["recomputed_tokens"]), computed)
 
 
+def recomputed_fraction(requests: pl.DataFrame) -> float | None:
+    """Positions computed again after preemptions / all positions computed for these requests."""
+    recomputed = total(requests["recomputed_tokens"])
+    first = total(requests["prompt_tokens"]) + total(requests["output_tokens"])
+    return share(recomputed, first + recomputed)
+
+
 def kv_utilisation(
     iterations: pl.DataFrame, memory: pl.DataFrame | None, window: Window
 ) -> float | None:

@@ -24,6 +24,9 @@ TITLES: Mapping[str, str] = {
     "kv_waste": "KV in use holding nothing (%)",
     "preemptions": "preemptions",
     "recomputed_tokens": "recomputed tokens",
+    "recomputed_fraction": "recomputed (% of positions)",
+    "lost_fraction": "requests without a full answer (%)",
+    "queue_growth": "arrivals that only lengthen the queue (%)",
     "wasted_tokens": "wasted tokens",
     "iterations": "iterations",
     "mean_running": "mean requests running",
@@ -39,6 +42,8 @@ SETTING_TITLES: Mapping[str, str] = {
     "seats": "seats",
     "policy.max_num_batched_tokens": "token budget (tokens)",
     "policy.max_num_seqs": "seats",
+    "workload.arrivals.rate": "offered load (requests/s)",
+    "workload.arrivals.concurrency": "concurrent users",
 }
 PERCENT = {
     "slo_attainment",
@@ -47,6 +52,9 @@ PERCENT = {
     "busy_fraction",
     "kv_utilisation",
     "kv_waste",
+    "recomputed_fraction",
+    "lost_fraction",
+    "queue_growth",
 }
 ABSENT = "–"
 

@@ -32,7 +32,7 @@ def run(ttft_s=0.1, waits_s=lambda n: 0.0 * n, recomputed=0, refused=0):
 
 def held(requests, slo, **tolerances):
     summary = summarise(requests, frame([], ITERATION_COLUMNS), slo=slo, backend="test")
-    return judge(summary, requests, slo, Tolerances(**tolerances))
+    return judge(summary, slo, Tolerances(**tolerances))
 
 
 SLO = Slo(ttft_s=0.2, itl_s=0.1, percentiles={"itl_s": 99})

@@ -1,0 +1,76 @@
+"""The runs of a study as lines over one setting: what curves and trade-offs are drawn from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from cbjax.report.style import LINE_STYLES, policy_colour
+
+LOAD = "workload.arrivals."
+
+
+@dataclass(frozen=True)
+class Line:
+    """One variant over a setting.
+
+    Attributes:
+        label: what the variant is called without the setting.
+        setting: the setting's dotted name.
+        at: its values, ascending.
+        means: a row per value, the mean of every metric over the seeds.
+        style: colour and dash for matplotlib; a policy keeps its colour.
+    """
+
+    label: str
+    setting: str
+    at: np.ndarray
+    means: pl.DataFrame
+    style: Mapping[str, Any]
+
+    @property
+    def is_load(self) -> bool:
+        """Whether the setting is how much arrives."""
+        return self.setting.startswith(LOAD)
+
+    def values(self, metric: str) -> np.ndarray:
+        """A metric along the line; NaN where it was not measured."""
+        if metric not in self.means.columns:
+            return np.full(len(self.at), np.nan)
+        return self.means[metric].cast(pl.Float64).fill_null(np.nan).to_numpy()
+
+
+def lines_of(rows: pl.DataFrame, setting: str) -> list[Line]:
+    """Group runs into lines.
+
+    Args:
+        rows: from `collect_runs`.
+        setting: column of the setting along the lines.
+
+    Raises:
+        ValueError: it is no column of numbers.
+    """
+    if setting not in rows.columns or not rows[setting].dtype.is_numeric():
+        raise ValueError(f"{setting!r} is not a setting with numbers of these runs")
+    named = rows.with_columns(_line=pl.Series([_name(row, setting) for row in rows.to_dicts()]))
+    lines, dashes = [], dict[str, int]()
+    for (label,), group in named.group_by("_line", maintain_order=True):
+        means = group.group_by(setting).agg(
+            pl.col(column).mean() for column, kind in group.schema.items()
+            if kind.is_numeric() and column != setting
+        ).drop_nulls(setting).sort(setting)
+        colour = policy_colour(group["policy"][0])
+        number = dashes[colour] = dashes.get(colour, -1) + 1
+        style = {"color": colour, "linestyle": LINE_STYLES[number % len(LINE_STYLES)]}
+        at = means[setting].cast(pl.Float64).to_numpy()
+        lines.append(Line(str(label), setting, at, means, style))
+    return lines
+
+
+def _name(row: Mapping[str, Any], setting: str) -> str:
+    """A run's label without the setting and the seed; its policy where nothing is left."""
+    parts = str(row["label"]).split(", ")
+    kept = [part for part in parts if not part.startswith((f"{setting}=", "seed="))]
+    return ", ".join(kept) or str(row["policy"])
