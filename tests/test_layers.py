@@ -18,10 +18,12 @@ BELOW = {
     "cbjax.flags": {"cbjax.policies"},
     "cbjax.parity": {"cbjax.core", "cbjax.policies"},
     "cbjax.models": {"cbjax.cache", "cbjax.core.batch", "pallas_kernels"},
+    "cbjax.hardware": set(),
     "cbjax.workload": set(),
     "cbjax.metrics": set(),
     "cbjax.results": {"cbjax.metrics"},
-    "cbjax.report": {"cbjax.metrics", "cbjax.results"},
+    "cbjax.report": {"cbjax.hardware", "cbjax.metrics", "cbjax.results"},
+    "cbjax.roofline": {"cbjax.config", "cbjax.hardware", "cbjax.report"},
     "cbjax.engine": {
         "cbjax.cache", "cbjax.core", "cbjax.models", "cbjax.policies", "cbjax.metrics",
         "cbjax.workload", "pallas_kernels",
@@ -40,8 +42,10 @@ ONLY_IN = {
     "hydra": {"cbjax.config"},
     "omegaconf": {"cbjax.config"},
     "matplotlib": {"cbjax.report"},
-    "rich": {"cbjax.report", "cbjax.run", "cbjax.parity"},
-    "polars": {"cbjax.metrics", "cbjax.results", "cbjax.report", "cbjax.experiment"},
+    "rich": {"cbjax.report", "cbjax.run", "cbjax.parity", "cbjax.roofline"},
+    "polars": {
+        "cbjax.metrics", "cbjax.results", "cbjax.report", "cbjax.experiment", "cbjax.roofline"
+    },
     "flax": {"cbjax.models"},
     "tokenizers": {"cbjax.models"},
     "orbax": {"cbjax.models"},
