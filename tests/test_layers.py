@@ -44,7 +44,8 @@ ONLY_IN = {
     "matplotlib": {"cbjax.report"},
     "rich": {"cbjax.report", "cbjax.run", "cbjax.parity", "cbjax.roofline"},
     "polars": {
-        "cbjax.metrics", "cbjax.results", "cbjax.report", "cbjax.experiment", "cbjax.roofline"
+        "cbjax.metrics", "cbjax.results", "cbjax.report", "cbjax.experiment", "cbjax.roofline",
+        "cbjax.workload",
     },
     "flax": {"cbjax.models"},
     "tokenizers": {"cbjax.models"},
