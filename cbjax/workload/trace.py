@@ -4,7 +4,7 @@ A hundred thousand requests are a handful of NumPy arrays; no Python object is m
 until an engine asks for a `Workload`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -43,9 +43,8 @@ class Trace:
     bad_rows: BadRows = field(default_factory=BadRows)
 
     def __post_init__(self) -> None:
-        sizes = {len(column) for column in (self.arrival_s, self.prompt_tokens, self.output_tokens,
-                                            self.classes, self.priority)}
-        require(len(sizes) == 1, "trace", sorted(sizes), "give columns of one length")
+        _require_one_size([self.arrival_s, self.prompt_tokens, self.output_tokens, self.classes,
+                           self.priority])
         require(np.all(np.diff(self.arrival_s) >= 0) and np.isfinite(self.arrival_s).all(),
                 "arrival_s", self.arrival_s[:8], "give finite times in order of arrival")
         for name in ("prompt_tokens", "output_tokens"):
@@ -89,8 +88,13 @@ def trace_of_columns(
         priority: `[R]`; None: all 0.
         segments: what prompts share.
         bad_rows: what was left out.
+
+    Raises:
+        ValueError: columns of different lengths, times that are not finite, or lengths below 1.
     """
     arrival_s = np.asarray(arrival_s, np.float64)
+    columns = (arrival_s, prompt_tokens, output_tokens, class_of, priority)
+    _require_one_size([column for column in columns if column is not None])
     if class_of is None:
         class_of = np.full(len(arrival_s), name)
     names, classes = np.unique(np.asarray(class_of, str), return_inverse=True)
@@ -105,3 +109,8 @@ def trace_of_columns(
         else np.asarray(priority, np.int32)[order],
         segments=segments and segments.take(order), bad_rows=bad_rows or BadRows(),
     )
+
+
+def _require_one_size(columns: Sequence[Sized]) -> None:
+    sizes = sorted({len(column) for column in columns})
+    require(len(sizes) == 1, "trace", sizes, "give columns of one length")

@@ -67,9 +67,9 @@ def require_options(name: str, given: Mapping[str, Any]) -> None:
     """
     known = options_of(name)
     for option, value in given.items():
-        has = f"it has {', '.join(known)}" if known else "it has none"
+        remedy = f"use one of {', '.join(known)}" if known else "leave it out, there are none"
         require(option in known, f"options.{option}", value,
-                f"format {name} has no such option; use those it has: {has}")
+                f"format {name} has no such option; {remedy}")
 
 
 def read_trace(

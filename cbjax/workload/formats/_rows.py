@@ -35,35 +35,35 @@ def csv_rows(
         limit: most rows.
 
     Returns:
-        A column per field of the header, `_line`, `_text`, and `_count`, the fields of the row.
+        A column per field of the header, `#line`, `#text`, and `#count`, the fields of the row.
 
     Raises:
         ValueError: the file is empty, or its header lacks a field.
     """
     lines = _lines(path, None if limit is None else limit + 1)
     require(len(lines), "path", str(path), "the file is empty; give one with a header and rows")
-    header = [name.strip() for name in _split(lines["_text"][0])]
+    header = [name.strip() for name in _split(lines["#text"][0])]
     require(len(set(header)) == len(header), "path", str(path),
             f"its header has a field twice: {', '.join(header)}; give each a name of its own")
     for field in fields or ():
         require(field in header, "path", str(path),
                 f"its header has no field {field!r}; it has {', '.join(header)}: use the format it "
                 "is of")
-    rows = lines.slice(1).filter(pl.col("_text").str.strip_chars() != "")
-    if rows["_text"].str.contains('"', literal=True).any():
-        parts = pl.Series([_split(text) for text in rows["_text"]], dtype=pl.List(pl.Utf8))
+    rows = lines.slice(1).filter(pl.col("#text").str.strip_chars() != "")
+    if rows["#text"].str.contains('"', literal=True).any():
+        parts = pl.Series([_split(text) for text in rows["#text"]], dtype=pl.List(pl.Utf8))
     else:
-        parts = rows["_text"].str.split(",")
+        parts = rows["#text"].str.split(",")
     found = [
         parts.list.get(place, null_on_oob=True).str.strip_chars().alias(name)
         for place, name in enumerate(header)
     ]
-    return rows.with_columns(*found, parts.list.len().alias("_count"))
+    return rows.with_columns(*found, parts.list.len().alias("#count"))
 
 
 def field_count(fields: int) -> Check:
     """A row has as many fields as the header."""
-    return pl.col("_count") != fields, f"not {fields} fields"
+    return pl.col("#count") != fields, f"not {fields} fields"
 
 
 def whole(field: str) -> pl.Expr:
@@ -84,15 +84,15 @@ def judged(rows: pl.DataFrame, checks: Sequence[Check]) -> tuple[pl.DataFrame, B
     reasons = [
         pl.when(bad.fill_null(True)).then(pl.lit(reason)) for bad, reason in checks
     ]
-    rows = rows.with_columns(pl.coalesce(reasons).alias("_reason"))
-    bad = rows.filter(pl.col("_reason").is_not_null())
+    rows = rows.with_columns(pl.coalesce(reasons).alias("#reason"))
+    bad = rows.filter(pl.col("#reason").is_not_null())
     shown = tuple(
         BadRow(line, reason, text[:EXCERPT])
-        for line, reason, text in bad.select("_line", "_reason", "_text").head(ROWS_SHOWN).rows()
+        for line, reason, text in bad.select("#line", "#reason", "#text").head(ROWS_SHOWN).rows()
     )
-    counts = bad.group_by("_reason", maintain_order=True).len()
+    counts = bad.group_by("#reason", maintain_order=True).len()
     return (
-        rows.filter(pl.col("_reason").is_null()).drop("_reason"),
+        rows.filter(pl.col("#reason").is_null()).drop("#reason"),
         BadRows(dict(counts.rows()), shown),
     )
 
@@ -144,12 +144,12 @@ def _lines(path: Path, limit: int | None) -> pl.DataFrame:
     try:
         lines = pl.read_csv(
             path, has_header=False, separator=_NO_SEPARATOR, quote_char=None, infer_schema=False,
-            encoding="utf8-lossy", new_columns=["_text"], n_rows=limit, truncate_ragged_lines=True,
+            encoding="utf8-lossy", new_columns=["#text"], n_rows=limit, truncate_ragged_lines=True,
         )
     except pl.exceptions.NoDataError:
-        return pl.DataFrame({"_text": [], "_line": []})
-    text = pl.col("_text").fill_null("").str.strip_chars_end("\r").str.strip_prefix("\ufeff")
-    return lines.select(text, pl.int_range(1, pl.len() + 1).alias("_line"))
+        return pl.DataFrame({"#text": [], "#line": []})
+    text = pl.col("#text").fill_null("").str.strip_chars_end("\r").str.strip_prefix("\ufeff")
+    return lines.select(text, pl.int_range(1, pl.len() + 1).alias("#line"))
 
 
 def _split(line: str) -> list[str]:

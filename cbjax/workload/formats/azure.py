@@ -35,9 +35,9 @@ def read(path: Path, wanted: Wanted) -> Trace:
         (pl.col("ns").is_null(), "TIMESTAMP is no time such as 2023-11-16 18:15:46.6805900"),
         *lengths("ContextTokens", "GeneratedTokens"),
     ])
-    ns = good["ns"]
+    ns = good["ns"].to_numpy()
     return trace_of_columns(
-        "azure", ((ns - ns.min()) / 1e9).to_numpy() if len(ns) else ns.to_numpy(),
+        "azure", (ns - ns.min()) / 1e9 if len(ns) else ns,
         good.select(whole("ContextTokens")).to_series().to_numpy(),
         good.select(whole("GeneratedTokens")).to_series().to_numpy(), bad_rows=bad_rows,
     )

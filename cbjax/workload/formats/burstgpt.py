@@ -40,7 +40,7 @@ def read(
     width = len(rows.columns) - 3  # what `csv_rows` adds
     seconds = pl.col("Timestamp").cast(pl.Float64, strict=False)
     good, bad_rows = judged(rows, [
-        (pl.col("_count") != width, f"not {width} fields"),
+        (pl.col("#count") != width, f"not {width} fields"),
         (~seconds.is_finite() | (seconds < 0), "Timestamp is no number of seconds"),
         (whole("Response tokens") == 0, "Response tokens is 0: the request failed"),
         (whole("Request tokens") == 0, "Request tokens is 0"),

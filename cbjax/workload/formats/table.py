@@ -59,10 +59,10 @@ def read(
     arrival, prompt, output = (name_of[ours] for ours in NEEDED)
     assert prompt is not None and output is not None
     times = pl.lit(0.0) if arrival is None else _seconds(arrival, time_unit)
-    rows = rows.with_columns(times.alias("_s"))
+    rows = rows.with_columns(times.alias("#s"))
     checks: list[Check] = [
-        (pl.col("_count") != len(_fields(rows)), f"not {len(_fields(rows))} fields"),
-        (~pl.col("_s").is_finite(), f"{arrival} is no time in {time_unit!r}"),
+        (pl.col("#count") != len(_fields(rows)), f"not {len(_fields(rows))} fields"),
+        (~pl.col("#s").is_finite(), f"{arrival} is no time in {time_unit!r}"),
         *lengths(prompt, output),
     ]
     if priority := name_of.get("priority"):
@@ -70,7 +70,7 @@ def read(
         checks.append(((number != number.round()) | (number.abs() >= _NONE_TOO_LARGE),
                        f"{priority} is no whole number"))
     good, bad_rows = judged(rows, checks)
-    seconds = good["_s"].to_numpy()
+    seconds = good["#s"].to_numpy()
     kind = name_of.get("class_name")
     return trace_of_columns(
         "table", seconds - seconds.min() if len(seconds) else seconds,
@@ -83,7 +83,7 @@ def read(
 
 
 def _rows(path: Path, limit: int | None) -> tuple[pl.DataFrame, BadRows]:
-    """Every field as text, with `_line`, `_text` and `_count` beside them."""
+    """Every field as text, with `#line`, `#text` and `#count` beside them."""
     name = path.name.lower().removesuffix(".gz")
     require(name.endswith((".csv", ".jsonl", ".ndjson")), "path", str(path),
             "its ending does not tell the format; use .csv or .jsonl")
@@ -100,14 +100,14 @@ def _rows(path: Path, limit: int | None) -> tuple[pl.DataFrame, BadRows]:
         field: pl.Series([row.get(field) for _, row in numbered], dtype=pl.Utf8)
         for field in fields
     }
-    columns["_line"] = [line for line, _ in numbered]
-    columns["_text"] = [json.dumps(row) for _, row in numbered]
-    columns["_count"] = [len(fields)] * len(numbered)  # an object may leave fields out
+    columns["#line"] = [line for line, _ in numbered]
+    columns["#text"] = [json.dumps(row) for _, row in numbered]
+    columns["#count"] = [len(fields)] * len(numbered)  # an object may leave fields out
     return pl.DataFrame(columns), bad_rows
 
 
 def _fields(rows: pl.DataFrame) -> list[str]:
-    return [name for name in rows.columns if name not in ("_line", "_text", "_count", "_s")]
+    return [name for name in rows.columns if not name.startswith("#")]
 
 
 def _seconds(column: str, time_unit: TimeUnit) -> pl.Expr:
