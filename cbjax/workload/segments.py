@@ -75,7 +75,9 @@ class Segments:
         return Segments(offsets, self.ids[kept], lengths[kept])
 
 
-def of_blocks(hash_ids: Sequence[Sequence[int]], prompt_tokens: np.ndarray, block: int) -> Segments:
+def of_blocks(
+    hash_ids: Sequence[Sequence[int] | np.ndarray], prompt_tokens: np.ndarray, block: int
+) -> Segments:
     """Segments of prompts that are cut into blocks of equal length, the last one in part.
 
     Args:
@@ -85,7 +87,7 @@ def of_blocks(hash_ids: Sequence[Sequence[int]], prompt_tokens: np.ndarray, bloc
     """
     counts = np.fromiter(map(len, hash_ids), np.int64, len(hash_ids))
     offsets = np.concatenate([[0], np.cumsum(counts)])
-    ids = np.fromiter((one for ids in hash_ids for one in ids), np.int64, offsets[-1])
+    ids = np.concatenate([np.zeros(0, np.int64), *hash_ids])
     lengths = np.full(ids.size, block, np.int32)
     lengths[offsets[1:] - 1] = prompt_tokens - (counts - 1) * block
     return Segments(offsets, ids, lengths)

@@ -48,16 +48,16 @@ def test_every_workload_composes_and_says_what_it_is(name):
     assert group_choices("workload")[name]
     if config.workload.source == "trace":
         assert config.workload.arrivals.kind == "recorded"
-        with pytest.raises(ConfigError, match="(?s)^workload.path = None: no file is named; ") as no:
+        with pytest.raises(ConfigError, match="^workload.path = None: no file is named") as raised:
             build_workload(config)
-        assert formats.get(config.workload.trace.format).DOWNLOAD in str(no.value)
+        assert formats.get(config.workload.trace.format).DOWNLOAD in str(raised.value)
 
 
 def test_every_format_has_a_workload():
-    files = [yaml.safe_load(path.read_text()) for path in (config_dir() / "workload").glob("*.yaml")]
-    assert {file["trace"]["format"] for file in files if file["source"] == "trace"} == set(
-        formats.names
-    )
+    texts = [path.read_text() for path in (config_dir() / "workload").glob("*.yaml")]
+    wanted = [yaml.safe_load(text) for text in texts]
+    chosen = {one["trace"]["format"] for one in wanted if one["source"] == "trace"}
+    assert chosen == set(formats.names)
 
 
 def test_a_trace_is_replayed_as_it_was(azure):

@@ -12,7 +12,7 @@ from cbjax.workload.formats._rows import json_rows, whole_of
 from cbjax.workload.segments import of_blocks
 from cbjax.workload.trace import Trace, trace_of_columns
 
-Row = tuple[float, int, int, list[int], str]
+Row = tuple[float, int, int, np.ndarray, str]
 
 
 def read_hashed(
@@ -38,12 +38,12 @@ def read_hashed(
         if type(at) not in (int, float) or not 0 <= at < np.inf:
             raise ValueError("timestamp is no number from 0")
         prompt, output = whole_of(row, "input_length"), whole_of(row, "output_length")
-        ids = row.get("hash_ids")
-        if not isinstance(ids, list) or not all(type(one) is int for one in ids):
+        ids = np.asarray(row.get("hash_ids"))
+        if ids.ndim != 1 or (ids.size and ids.dtype != np.int64):
             raise ValueError("hash_ids is no list of whole numbers")
         missing = -(-prompt // block) - len(ids)
         if missing == 1 and prompt % block:
-            ids.append(next(unshared))
+            ids = np.append(ids.astype(np.int64), next(unshared))
         elif missing:
             raise ValueError(f"hash_ids does not have one id per {block} tokens")
         return at * unit_s, prompt, output, ids, str(row.get(class_field or "", name))

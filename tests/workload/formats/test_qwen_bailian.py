@@ -35,3 +35,9 @@ def test_a_row_whose_blocks_do_not_cover_its_prompt(tmp_path):
     path = write_rows(tmp_path, FIRST, dict(SECOND, hash_ids=[1, 2]))
     with pytest.raises(ValueError, match="line 2: hash_ids does not have one id per 16 tokens"):
         read_trace(path, "qwen_bailian")
+
+
+def test_a_prompt_shorter_than_a_block_may_have_no_id(tmp_path):
+    path = write_rows(tmp_path, FIRST, dict(SECOND, input_length=9, hash_ids=[]))
+    trace = read_trace(path, "qwen_bailian")
+    assert trace.segments.ids.dtype == "int64" and trace.segments.prompt(1).lengths == (9,)
