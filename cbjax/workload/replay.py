@@ -7,6 +7,7 @@ import numpy as np
 from cbjax.workload.arrivals import Arrivals, arrival_times
 from cbjax.workload.checks import require
 from cbjax.workload.records import Workload, WorkloadRequest
+from cbjax.workload.segments import of_prompts
 from cbjax.workload.shaping import with_arrivals
 from cbjax.workload.streams import Stream, generator
 from cbjax.workload.trace import Trace
@@ -83,4 +84,5 @@ def trace_from_workload(workload: Workload) -> Trace:
         class_names=tuple(names),
         classes=np.array([places[request.class_name] for request in workload], np.int32),
         priority=np.array([request.priority for request in workload], np.int32),
+        segments=of_prompts([request.segments for request in workload]),
     )

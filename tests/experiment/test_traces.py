@@ -1,6 +1,8 @@
 """Traces and conversations chosen on the command line: settings in, requests out."""
 
 import json
+import shlex
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,6 +53,12 @@ def test_every_workload_composes_and_says_what_it_is(name):
         with pytest.raises(ConfigError, match="^workload.path = None: no file is named") as raised:
             build_workload(config)
         assert formats.get(config.workload.trace.format).DOWNLOAD in str(raised.value)
+
+
+def test_the_lines_of_the_documentation_compose():
+    page = (Path(__file__).parents[2] / "docs" / "workloads.md").read_text(encoding="utf-8")
+    lines = [shlex.split(line) for line in page.splitlines() if line.startswith("    workload=")]
+    assert {config_of(*line).workload.trace.format for line in lines} == set(formats.names)
 
 
 def test_every_format_has_a_workload():

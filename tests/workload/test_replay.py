@@ -78,6 +78,12 @@ def test_a_workload_becomes_columns():
         assert trace.priority[row] == request.priority
 
 
+def test_segments_survive_the_way_there_and_back():
+    back = trace_from_workload(workload_from_trace(TRACE)).segments
+    for column in ("offsets", "ids", "lengths"):
+        np.testing.assert_array_equal(getattr(back, column), getattr(TRACE.segments, column))
+
+
 @pytest.mark.parametrize(
     ("make", "named"),
     [
