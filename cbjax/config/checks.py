@@ -6,9 +6,9 @@ from typing import Any
 from cbjax.config.errors import ConfigError, require_one_of
 from cbjax.config.paths import module_names
 from cbjax.config.policy import build_policy, complete_policy, knob_for
-from cbjax.config.schema import RootConfig, RunConfig
+from cbjax.config.schema import RootConfig, RunConfig, TraceConfig
 from cbjax.metrics import Slo
-from cbjax.workload import Arrivals, Lengths
+from cbjax.workload import Arrivals, Lengths, formats
 
 
 def run_config(root: RootConfig) -> RunConfig:
@@ -28,6 +28,13 @@ def run_config(root: RootConfig) -> RunConfig:
             (f"{place}.prompt_lengths", Lengths, kind.prompt_lengths),
             (f"{place}.output_lengths", Lengths, kind.output_lengths),
         ]
+    if root.workload.source == "sessions":
+        checked += [
+            (f"workload.sessions.{name}", Lengths, getattr(root.workload.sessions, name))
+            for name in ("turns", "message_lengths", "answer_lengths")
+        ]
+    if root.workload.source == "trace":
+        _check_format(root.workload.trace)
     for place, record, values in checked:
         try:
             record(**asdict(values))
@@ -36,6 +43,14 @@ def run_config(root: RootConfig) -> RunConfig:
             raise ConfigError(f"{place}.{text}") from error
     settings = {name: getattr(root, name) for name in RunConfig.__dataclass_fields__}
     return _with_own_knobs(RunConfig(**settings))
+
+
+def _check_format(trace: TraceConfig) -> None:
+    try:
+        formats.get(trace.format)
+        formats.require_options(trace.format, trace.options)
+    except ValueError as error:
+        raise ConfigError(f"workload.trace.{error}") from error
 
 
 def _with_own_knobs(config: RunConfig) -> RunConfig:

@@ -25,6 +25,7 @@ from cbjax.config.paths import config_dir, group_choices, module_names
 from cbjax.config.schema import RootConfig
 
 GROUPS = ("policy", "kv", "ladder", "model", "workload", "backend", "slo")
+OPEN = ("policy.", "workload.trace.options.")
 Compose = Callable[[Sequence[str]], RootConfig]
 
 
@@ -73,9 +74,10 @@ def _register() -> None:
 def _compose(overrides: Sequence[str]) -> RootConfig:
     parsed = parse(overrides)
     _refuse_unknown(parsed)
-    # A policy's YAML need not name every knob; whether a knob exists is asked of its signature.
+    # A policy's YAML need not name every knob, nor a trace's every option; whether there is such a
+    # one is asked of a function's signature.
     texts = [
-        f"++{text.lstrip('+')}" if override.key_or_group.startswith("policy.") else text
+        f"++{text.lstrip('+')}" if override.key_or_group.startswith(OPEN) else text
         for text, override in zip(overrides, parsed, strict=True)
     ]
     try:

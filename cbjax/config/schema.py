@@ -113,17 +113,65 @@ class RequestConfig:
     priority: int = 0
 
 
-SOURCES = ("builtin", "file", "synthetic", "listed")
+@dataclass
+class TraceConfig:
+    """How a recorded trace is read and shaped, in this order; see `cbjax.workload`.
+
+    `format` is a file of `cbjax/workload/formats`, `options` are its own. `on_bad_row` refuses or
+    skips rows that hold no request; `limit` bounds the rows looked at. `spread_ticks` undoes a
+    coarse clock; `start_s` and `duration_s` cut a window; lengths are scaled, then cut. The rate is
+    that of `workload.arrivals`.
+    """
+
+    format: str = "table"
+    options: dict[str, Any] = field(default_factory=dict)
+    on_bad_row: str = "refuse"
+    limit: int | None = None
+    spread_ticks: bool = False
+    start_s: float = 0.0
+    duration_s: float | None = None
+    prompt_scale: float = 1.0
+    output_scale: float = 1.0
+    max_prompt_tokens: int | None = None
+    max_output_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        require_one_of("workload.trace.on_bad_row", self.on_bad_row, ["refuse", "skip"])
+        for name in ("limit", "max_prompt_tokens", "max_output_tokens"):
+            require_at_least(f"workload.trace.{name}", getattr(self, name), 1)
+        for name in ("start_s", "duration_s", "prompt_scale", "output_scale"):
+            require_at_least(f"workload.trace.{name}", getattr(self, name), 0)
+
+
+@dataclass
+class SessionsConfig:
+    """Conversations of several turns, as `cbjax.workload.Sessions`, and how many of them."""
+
+    count: int = 16
+    turns: LengthsConfig = field(default_factory=LengthsConfig)
+    message_lengths: LengthsConfig = field(default_factory=LengthsConfig)
+    answer_lengths: LengthsConfig = field(default_factory=LengthsConfig)
+    think_median_s: float = 10.0
+    think_sigma: float = 1.0
+    token_s: float = 0.03
+    system_tokens: int = 0
+    longest: int | None = None
+
+    def __post_init__(self) -> None:
+        require_at_least("workload.sessions.count", self.count, 1)
+
+
+SOURCES = ("builtin", "file", "synthetic", "listed", "trace", "sessions")
 
 
 @dataclass
 class WorkloadConfig:
-    """Which requests, from one of four sources.
+    """Which requests, from one of six sources.
 
     `builtin` prompts (of a `language`), a `file` of prompts (text or JSONL at `path`), `synthetic`
-    ones of `classes`, or `listed` `requests`. Texts are sent as a user's chat message unless `chat`
-    is off. `max_tokens` bounds answers whose prompt brings no bound along; `max_tokens_by_class`
-    sets it for one class of prompts.
+    ones of `classes`, `listed` `requests`, a recorded `trace` (at `path`), or `sessions` of several
+    turns. Texts are sent as a user's chat message unless `chat` is off. `max_tokens` bounds answers
+    whose prompt brings no bound along; `max_tokens_by_class` sets it for one class of prompts.
     """
 
     source: str = "builtin"
@@ -135,6 +183,8 @@ class WorkloadConfig:
     max_tokens_by_class: dict[str, int] = field(default_factory=dict)
     classes: dict[str, ClassConfig] = field(default_factory=dict)
     requests: dict[str, RequestConfig] = field(default_factory=dict)
+    trace: TraceConfig = field(default_factory=TraceConfig)
+    sessions: SessionsConfig = field(default_factory=SessionsConfig)
     arrivals: ArrivalsConfig = field(default_factory=ArrivalsConfig)
     ignore_eos: bool | None = None
     temperature: float = 0.0

@@ -6,17 +6,22 @@ from dataclasses import asdict, replace
 from cbjax.config import ConfigError, RunConfig
 from cbjax.config.errors import nearest
 from cbjax.config.schema import LengthsConfig, WorkloadConfig
+from cbjax.experiment.trace import shaped_trace
 from cbjax.workload import (
     Arrivals,
     Lengths,
     Prompt,
     RequestClass,
+    Trace,
     Workload,
     WorkloadRequest,
     builtin_prompts,
     make_workload,
     read_prompts,
+    trace_from_workload,
+    with_arrivals,
     workload_from_prompts,
+    workload_from_trace,
 )
 
 
@@ -43,6 +48,11 @@ def build_workload(config: RunConfig) -> Workload:
                     prompts, num_requests=wanted.num_requests, max_tokens=wanted.max_tokens,
                     arrivals=arrivals, seed=seed,
                 )
+            case "trace":
+                trace = shaped_trace(config, arrivals)
+                workload = workload_from_trace(trace, arrivals=arrivals, seed=seed)
+            case "sessions":
+                workload = workload_from_trace(shaped_trace(config, arrivals), seed=seed)
             case _:
                 workload = _mixed(wanted, arrivals, seed)
     except FileNotFoundError as error:
@@ -53,6 +63,29 @@ def build_workload(config: RunConfig) -> Workload:
         return workload
     requests = [replace(one, ignore_eos=wanted.ignore_eos) for one in workload.requests]
     return replace(workload, requests=tuple(requests))
+
+
+def build_trace(config: RunConfig) -> Trace:
+    """The same requests as columns, for a simulator; a trace makes no object per request.
+
+    Raises:
+        ConfigError: as `build_workload`, or requests that lack a time or a length.
+    """
+    arrivals = Arrivals(**asdict(config.workload.arrivals))  # type: ignore[arg-type]
+    try:
+        match config.workload.source:
+            case "trace":
+                return with_arrivals(shaped_trace(config, arrivals), arrivals, config.seed)
+            case "sessions":
+                return shaped_trace(config, arrivals)
+            case _:
+                return trace_from_workload(build_workload(config))
+    except FileNotFoundError as error:
+        raise ConfigError(f"workload.{error}") from error
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"workload: {error}") from error
 
 
 def request_names(config: RunConfig) -> dict[int, str]:

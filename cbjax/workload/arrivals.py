@@ -13,7 +13,7 @@ import numpy as np
 from cbjax.workload.checks import require
 from cbjax.workload.streams import Stream, generator
 
-ArrivalKind = Literal["all_at_once", "poisson", "gamma", "constant", "closed_loop"]
+ArrivalKind = Literal["all_at_once", "poisson", "gamma", "constant", "closed_loop", "recorded"]
 
 _NEEDS: dict[str, tuple[str, ...]] = {
     "all_at_once": (),
@@ -21,6 +21,7 @@ _NEEDS: dict[str, tuple[str, ...]] = {
     "gamma": ("rate", "burstiness"),
     "constant": ("rate",),
     "closed_loop": ("concurrency",),
+    "recorded": (),
 }
 
 
@@ -29,9 +30,10 @@ class Arrivals:
     """How requests arrive.
 
     Args:
-        kind: `all_at_once` (everything at time 0), `poisson`, `gamma`, `constant`, or
-            `closed_loop` (a new request becomes due when one ends).
-        rate: mean arrivals per second, of the three kinds with a rate.
+        kind: `all_at_once` (everything at time 0), `poisson`, `gamma`, `constant`, `closed_loop`
+            (a new request becomes due when one ends), or `recorded` (the times of a trace).
+        rate: mean arrivals per second, of the three kinds with a rate; with `recorded` those times
+            are stretched to it, or kept if it is None.
         burstiness: shape of the gamma-distributed gaps, whose scale is 1 / (rate x burstiness):
             1 is Poisson, below 1 burstier, above 1 smoother. The convention of vLLM's benchmark.
         concurrency: requests in the system at a time, of `closed_loop`.
@@ -51,7 +53,9 @@ class Arrivals:
         needed = _NEEDS[self.kind]
         for field in ("rate", "burstiness", "concurrency"):
             value = getattr(self, field)
-            if field not in needed:
+            if value is not None and (self.kind, field) == ("recorded", "rate"):
+                require(0 < value < np.inf, "arrivals.rate", value, "use a finite number above 0")
+            elif field not in needed:
                 kinds = [kind for kind, fields in _NEEDS.items() if field in fields]
                 require(value is None, f"arrivals.{field}", value,
                         f"kind={self.kind!r} has none; leave it out or use kind {kinds}")
@@ -68,7 +72,12 @@ def arrival_times(arrivals: Arrivals, count: int, seed: int) -> tuple[float | No
     The first request of an open schedule waits its gap like every other. In a closed loop the
     first `concurrency` requests are due at 0; each of the others is None: it becomes due the
     moment an earlier one ends, in order.
+
+    Raises:
+        ValueError: `recorded` arrivals, which only a trace has.
     """
+    require(arrivals.kind != "recorded", "arrivals.kind", arrivals.kind,
+            "only a trace has recorded times; use another kind here")
     if arrivals.kind == "all_at_once":
         return (0.0,) * count
     if arrivals.concurrency is not None:

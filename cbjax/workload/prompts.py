@@ -6,17 +6,16 @@ chose to skip such rows; it never goes missing unnoticed.
 
 import gzip
 import json
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from cbjax.workload.bad_rows import EXCERPT, BadRow, BadRows, OnBadRow, require_choice, settle
 from cbjax.workload.checks import require
 from cbjax.workload.records import Prompt, PromptContent
 
 PromptFormat = Literal["text", "jsonl"]
-OnBadRow = Literal["refuse", "skip"]
 
 PROMPT_FIELDS = ("prompt", "messages", "turns", "text", "question")
 """Where a JSON row may keep its prompt; the first of these that is present counts."""
@@ -24,20 +23,6 @@ PROMPT_FIELDS = ("prompt", "messages", "turns", "text", "question")
 _FORMAT_OF_SUFFIX: dict[str, PromptFormat] = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text"
 }
-_ROWS_SHOWN = 5
-
-
-@dataclass(frozen=True)
-class BadRow:
-    """A row without a usable prompt: its line number from 1, why, and how it begins."""
-
-    line: int
-    reason: str
-    excerpt: str
-
-    def __str__(self) -> str:
-        return f"line {self.line}: {self.reason}: {self.excerpt}"
-
 
 @dataclass(frozen=True)
 class PromptFile:
@@ -85,8 +70,7 @@ def read_prompts(
     kind = format or _FORMAT_OF_SUFFIX.get(ending)
     require(kind in get_args(PromptFormat), "format", kind,
             f"{path.name} does not tell; use one of {get_args(PromptFormat)}")
-    require(on_bad_row in get_args(OnBadRow), "on_bad_row", on_bad_row,
-            f"use one of {get_args(OnBadRow)}")
+    require_choice(on_bad_row)
     require(limit is None or limit >= 1, "limit", limit, "use at least 1, or leave it out")
     if not path.is_file():
         raise FileNotFoundError(f"path = {str(path)!r}: there is no such file; check the spelling")
@@ -103,15 +87,10 @@ def read_prompts(
         try:
             prompts.append(_prompt_of_line(line, kind == "jsonl", class_field))
         except ValueError as problem:
-            excerpt = line[:60].decode("utf-8", errors="replace")
+            excerpt = line[:EXCERPT].decode("utf-8", errors="replace")
             bad_rows.append(BadRow(number, str(problem), excerpt))
 
-    if bad_rows:
-        shown = "\n".join(f"  {row}" for row in bad_rows[:_ROWS_SHOWN])
-        message = f"path = {str(path)!r}: {len(bad_rows)} bad rows, of them\n{shown}"
-        if on_bad_row == "refuse":
-            raise ValueError(f"{message}\nmend them, or leave them out with on_bad_row='skip'")
-        warnings.warn(f"{message}\nwere left out", stacklevel=2)
+    settle(path, BadRows.of(bad_rows), on_bad_row)
     require(prompts, "path", str(path), "the file holds no prompts; give one that does")
     return PromptFile(tuple(prompts), tuple(bad_rows), blank_lines)
 

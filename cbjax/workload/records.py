@@ -10,6 +10,7 @@ from typing import TypeGuard
 
 from cbjax.workload.arrivals import Arrivals
 from cbjax.workload.checks import require
+from cbjax.workload.segments import PromptSegments
 
 Message = Mapping[str, str]
 """One chat message: `role` and `content`."""
@@ -60,6 +61,7 @@ class WorkloadRequest:
         max_tokens: most output tokens; None allows as many as fit.
         ignore_eos: produce `max_tokens` whatever the model says.
         seed: 32-bit sampling seed.
+        segments: what a synthetic prompt shares with others; None: nothing.
     """
 
     request_id: int
@@ -71,6 +73,7 @@ class WorkloadRequest:
     max_tokens: int | None
     ignore_eos: bool
     seed: int
+    segments: PromptSegments | None = None
 
 
 @dataclass(frozen=True)

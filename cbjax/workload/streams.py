@@ -22,6 +22,9 @@ class Stream(IntEnum):
     OUTPUT_LENGTHS = 4
     TOKENS = 5
     SAMPLING = 6
+    CLIENTS = 7
+    TICKS = 8
+    SESSIONS = 9
 
 
 def generator(seed: int, stream: Stream, *indices: int) -> np.random.Generator:

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol, cast
 
-import numpy as np
-
-from cbjax.workload.checks import require
 from cbjax.workload.records import Message, Workload, WorkloadRequest, is_token_ids
+from cbjax.workload.segments import around, excluded_below, segment_token_ids
 from cbjax.workload.streams import Stream, generator
 
 
@@ -36,15 +34,9 @@ def synthetic_token_ids(
     Raises:
         ValueError: `excluded_ids` leave nothing to draw from.
     """
-    excluded = sorted({token for token in excluded_ids if 0 <= token < vocab_size})
-    require(vocab_size > len(excluded), "vocab_size", vocab_size,
-            f"must be greater than the number of excluded ids ({len(excluded)})")
-    drawn = generator(seed, Stream.TOKENS, request_id).integers(
-        0, vocab_size - len(excluded), length
-    )
-    for token in excluded:
-        drawn = drawn + (drawn >= token)
-    return tuple(np.asarray(drawn).tolist())
+    usable = vocab_size - len(excluded_below(vocab_size, excluded_ids))
+    drawn = generator(seed, Stream.TOKENS, request_id).integers(0, usable, length)
+    return around(drawn, vocab_size, excluded_ids)
 
 
 def tokenise_workload(
@@ -59,7 +51,9 @@ def tokenise_workload(
     def tokenised(request: WorkloadRequest) -> WorkloadRequest:
         prompt = request.prompt
         ids: tuple[int, ...]
-        if prompt is None:
+        if prompt is None and request.segments is not None:
+            ids = segment_token_ids(workload.seed, request.segments, vocab_size, excluded_ids)
+        elif prompt is None:
             ids = synthetic_token_ids(
                 workload.seed, request.request_id, request.prompt_tokens or 0, vocab_size,
                 excluded_ids,
