@@ -46,7 +46,8 @@ class Accelerator:
     def derated(self, *, bandwidth: float = 1.0, rates: float = 1.0) -> "Accelerator":
         """The same device reaching only a share of its peaks, `0 < share <= 1`.
 
-        Kernels reach 0.7 to 0.9 of the bandwidth and less of the rates; a floor does not apply it.
+        For estimates, not for floors: steps of Llama 3.1 8B, composed from measured kernels, take
+        1.1 to 2.0 times their floor on the five NVIDIA devices here.
         """
         for field, share in (("bandwidth", bandwidth), ("rates", rates)):
             require(0 < share <= 1, f"derated.{field}", share, "give a share, 0 < x <= 1")
