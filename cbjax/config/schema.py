@@ -225,12 +225,17 @@ class BackendConfig:
 
 @dataclass
 class SloConfig:
-    """Bounds in seconds of a good answer; None: no bound."""
+    """Bounds in seconds, as `cbjax.metrics.Slo`; None: no bound.
+
+    `percentiles` says of which percentile a load must meet a bound: 50, 90, 95 (usual) or 99.
+    """
 
     ttft_s: float | None = None
+    itl_s: float | None = None
     tpot_s: float | None = None
     max_itl_s: float | None = None
     e2e_s: float | None = None
+    percentiles: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -266,6 +271,28 @@ class RunConfig:
 
 
 @dataclass
+class SearchConfig:
+    """Search of the greatest load that meets `slo`, for every cell: its runs are the loads tried.
+
+    The load is `workload.arrivals.rate`, requests per second: `start` is doubled or halved between
+    `least` and `most`, then bisected to `precision`. Repeated with as many `seeds`. The other three
+    are `cbjax.capacity.Tolerances`.
+    """
+
+    start: float = 1.0
+    least: float = 0.01
+    most: float = 10000.0
+    precision: float = 0.05
+    seeds: int = 1
+    growth: float = 0.01
+    thrash: float = 0.1
+    lost: float = 0.01
+
+    def __post_init__(self) -> None:
+        require_at_least("study.search.seeds", self.seeds, 1)
+
+
+@dataclass
 class StudyConfig:
     """What an experiment compares and shows.
 
@@ -275,10 +302,14 @@ class StudyConfig:
         answers: how many answers to print in full.
         timeline: print each run iteration by iteration (small examples only).
         figures: "study" draws the runs beside one another, "all" also each run alone, "none".
+        views: further figures of the study, files of `cbjax/report/views`: name -> options.
+        search: look for the capacity of every cell instead of running it once.
     """
 
     cells: dict[str, list[str]] = field(default_factory=dict)
     grid: dict[str, list[Any]] = field(default_factory=dict)
+    views: dict[str, dict[str, Any]] = field(default_factory=dict)
+    search: SearchConfig | None = None
     answers: int = 0
     timeline: bool = False
     figures: str = "study"

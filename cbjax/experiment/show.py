@@ -6,7 +6,8 @@ from typing import Any
 
 from cbjax.experiment.answers import Dialogue, one_of_each_class, read_answers
 from cbjax.experiment.study import StudyResult
-from cbjax.report import ascii_timeline, grid_axes, study_table
+from cbjax.report import ascii_timeline, capacity_table, grid_axes, study_table
+from cbjax.results import has_capacity, read_capacity
 
 PROMPT_WIDTH = 200
 
@@ -28,7 +29,10 @@ def show_study(result: StudyResult, out: Callable[[Any], None]) -> None:
             out(_as_text(dialogue))
     out("")
     rows = result.comparison
-    out(study_table(rows, runs, grid_axes(rows, result.experiment.swept)))
+    if has_capacity(result.folder):
+        out(capacity_table(read_capacity(result.folder)))
+    else:
+        out(study_table(rows, runs, grid_axes(rows, result.experiment.swept)))
     for file in result.figures:
         out(f"figure  {file}")
     out(f"results {result.folder}")

@@ -1,6 +1,5 @@
 """A study: the cells of an experiment one after another, and what they leave behind together."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -10,10 +9,10 @@ import polars as pl
 
 from cbjax.config import Experiment
 from cbjax.experiment.backends import Progress
-from cbjax.experiment.cell import run_cell, settings
-from cbjax.results import Run, Study, collect_runs, open_study
-
-Say = Callable[[str], None]
+from cbjax.experiment.cell import settings
+from cbjax.experiment.runner import Runner, Say
+from cbjax.experiment.search import RATE, search_capacity
+from cbjax.results import Run, Study, collect_runs, open_study, write_capacity
 
 
 @dataclass(frozen=True)
@@ -63,22 +62,24 @@ def run_experiment(
         FolderInUse: the same study is being run by another process.
     """
     say = say or (lambda text: None)
-    cells = experiment.cells
-    reused: list[str] = []
+    cells, search = experiment.cells, experiment.study.search
+    swept = experiment.swept + ([RATE] if search else [])
     with open_study(
         experiment.results_dir, experiment.name, study_settings(experiment),
-        seed=cells[0].config.seed, swept=experiment.swept, force=experiment.force,
+        seed=cells[0].config.seed, swept=swept, views=experiment.study.views,
+        force=experiment.force,
     ) as study:
-        shared: dict[str, Any] = {}
-        for number, cell in enumerate(cells, start=1):
-            place = f"[{number}/{len(cells)}] {cell.label}"
-            if study.finished or study.find_run(settings(cell), cell.config.seed):
-                reused.append(cell.label)
-                say(f"{place}: finished before; force=true runs it again")
-                continue
-            say(place)
-            run_cell(cell, study, shared, progress)
-        if not study.finished:
+        if study.finished:
+            reused = [cell.label for cell in cells]
+            say("finished before; force=true runs it again")
+        else:
+            run = Runner(study, progress, say)
+            if search is None:
+                for number, cell in enumerate(cells, start=1):
+                    run(cell, f"[{number}/{len(cells)}] ")
+            else:
+                write_capacity(study.folder, search_capacity(cells, search, run))
+            reused = run.reused
             _draw(study, experiment)
     return StudyResult(experiment, study.folder, tuple(study.runs()), tuple(reused))
 

@@ -1,6 +1,7 @@
 """Tables, figures and traces, drawn from the files of runs; never needed to make them."""
 
 from cbjax.report.by_run import draw_by_run
+from cbjax.report.capacity import capacities, capacity_table
 from cbjax.report.distributions import draw_latencies
 from cbjax.report.files import NotDrawable, draw_runs, draw_study, redraw
 from cbjax.report.gaps import draw_gaps
@@ -22,6 +23,8 @@ from cbjax.report.trace import write_trace
 __all__ = [
     "NotDrawable",
     "ascii_timeline",
+    "capacities",
+    "capacity_table",
     "comparison_table",
     "conditions",
     "draw_by_run",

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from rich.console import RenderableType
 
 from cbjax.report.by_run import draw_by_run
+from cbjax.report.capacity import capacity_table
 from cbjax.report.distributions import draw_latencies
 from cbjax.report.gaps import draw_gaps, has_gaps
 from cbjax.report.grid import draw_grid, grid_axes, is_full_grid
@@ -17,7 +18,16 @@ from cbjax.report.style import save
 from cbjax.report.tables import comparison_table, plain_text, study_table, sweep_table
 from cbjax.report.timeline import draw_timeline
 from cbjax.report.trace import write_trace
-from cbjax.results import Run, collect_runs, is_run, is_study, read_run
+from cbjax.report.views import get as get_view
+from cbjax.results import (
+    Run,
+    collect_runs,
+    has_capacity,
+    is_run,
+    is_study,
+    read_capacity,
+    read_run,
+)
 
 MOST_DRAWN = 16
 MOST_TIMELINE_REQUESTS = 120
@@ -85,6 +95,10 @@ def draw_study(folder: str | Path) -> tuple[RenderableType, list[Path]]:
         written = draw_runs(runs, figures) if len(runs) <= MOST_DRAWN else []
         if len(runs) > 1:
             written.append(save(draw_by_run(rows), figures / "by_run.png"))
+    if has_capacity(folder):
+        table = capacity_table(read_capacity(folder), title)
+    for name, options in index.get("views", {}).items():
+        written.append(save(get_view(name)(rows, folder, **options), figures / f"{name}.png"))
     text = figures / "comparison.txt"
     text.write_text(plain_text(table), encoding="utf-8")
     return table, [text, *written]

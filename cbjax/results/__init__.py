@@ -1,5 +1,6 @@
 """What a run leaves behind: identity, folders, files, and one table over many runs."""
 
+from cbjax.results.capacity import has_capacity, read_capacity, write_capacity
 from cbjax.results.collect import collect_runs, flatten
 from cbjax.results.environment import describe_environment
 from cbjax.results.hashing import identity_hash, plain, source_digest
@@ -15,12 +16,15 @@ __all__ = [
     "collect_runs",
     "describe_environment",
     "flatten",
+    "has_capacity",
     "identity_hash",
     "is_run",
     "is_study",
     "open_study",
     "plain",
+    "read_capacity",
     "read_run",
     "source_digest",
+    "write_capacity",
     "write_run",
 ]

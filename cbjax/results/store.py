@@ -43,6 +43,7 @@ class Study:
     swept: tuple[str, ...]
     finished: bool
     order: list[str] = field(default_factory=list)
+    views: Mapping[str, Any] = field(default_factory=dict)
 
     def find_run(self, config: Mapping[str, Any], seed: int) -> Run | None:
         """The finished run of these settings in this study, or None; notes it as part of it."""
@@ -94,6 +95,7 @@ class Study:
             "seed": self.seed,
             "source": source_digest(),
             "swept": list(self.swept),
+            "views": plain(self.views),
             "runs": self.order,
             "config": plain(self.config),
         }
@@ -116,6 +118,7 @@ def open_study(
     *,
     seed: int = 0,
     swept: Sequence[str] = (),
+    views: Mapping[str, Any] | None = None,
     force: bool = False,
 ) -> Iterator[Study]:
     """Open the study of these settings: found finished, taken up where a kill left it, or new.
@@ -126,6 +129,7 @@ def open_study(
         config: the study's resolved config, plain and nested.
         seed: the study's base seed.
         swept: dotted config keys that differ between its runs on purpose.
+        views: figures to draw of it beside the usual ones, name -> options.
         force: redo it even if finished; the old folder stays until the new one is complete.
 
     Yields:
@@ -151,7 +155,9 @@ def open_study(
         if force:
             shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(exist_ok=True)
-        study = Study(path, partial, experiment, config, seed, tuple(swept), False)
+        study = Study(
+            path, partial, experiment, config, seed, tuple(swept), False, views=views or {}
+        )
         try:
             yield study
         except BaseException:

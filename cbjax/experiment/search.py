@@ -1,0 +1,84 @@
+"""The capacity of every cell of a study: its runs are the loads that the search tries."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import polars as pl
+
+from cbjax.capacity import Search, Tolerances, Verdict, greatest_load, judge
+from cbjax.config import Cell, ConfigError
+from cbjax.config.schema import SearchConfig
+from cbjax.experiment.runner import Runner
+from cbjax.metrics import Slo
+
+RATE = "workload.arrivals.rate"
+
+
+def search_capacity(cells: Sequence[Cell], wanted: SearchConfig, run: Runner) -> pl.DataFrame:
+    """Look for the greatest rate that every cell carries.
+
+    Args:
+        cells: each with an SLO and arrivals that have a rate.
+        wanted: where to begin, how closely to look, with how many seeds.
+        run: runs a cell, or finds it finished.
+
+    Returns:
+        A row per cell, seed and load tried, and limit: label, policy, seed, `rate`, `limit`,
+        `value`, `bound`, `held`; with `low` and `high`, the bracket that the search ended with.
+
+    Raises:
+        ConfigError: a cell without bounds or without a rate, or an impossible search.
+    """
+    fields = asdict(wanted)
+    tolerances = Tolerances(**{name: fields.pop(name) for name in ("growth", "thrash", "lost")})
+    seeds = fields.pop("seeds")
+    try:
+        search = Search(**fields)
+    except ValueError as error:
+        raise ConfigError(f"study.{error}") from error
+    for cell in cells:
+        _require_question(cell)
+    rows: list[dict[str, Any]] = []
+    for number, cell in enumerate(cells, start=1):
+        slo = Slo(**asdict(cell.config.slo))
+        for seed in range(cell.config.seed, cell.config.seed + seeds):
+            named = {"label": cell.label, "policy": cell.config.policy["name"], "seed": seed}
+
+            def probe(load: float, seed: int = seed, slo: Slo = slo, cell: Cell = cell) -> Verdict:
+                at = _at(cell, load, seed, seeds > 1)
+                return judge(run(at, f"[{number}/{len(cells)}] ").summary, slo, tolerances)
+
+            found = greatest_load(probe, search)
+            rows += [
+                {**named, "low": found.low, "high": found.high, "rate": load, "limit": limit.name,
+                 "value": limit.value, "bound": limit.bound, "held": limit.held}
+                for load, verdict in found.verdicts.items()
+                for limit in verdict.limits
+            ]
+            run.say(f"{cell.label}: between {found.low:.4g} and {found.high:.4g} requests/s")
+    return pl.DataFrame(rows)
+
+
+def _at(cell: Cell, load: float, seed: int, several: bool) -> Cell:
+    """The cell under one load."""
+    workload = cell.config.workload
+    arrivals = replace(workload.arrivals, rate=load)
+    config = replace(cell.config, seed=seed, workload=replace(workload, arrivals=arrivals))
+    place = f"{cell.label}, {RATE}={load:.6g}" + (f", seed={seed}" if several else "")
+    return Cell(place, {**cell.axes, RATE: str(load)}, config)
+
+
+def _require_question(cell: Cell) -> None:
+    config = cell.config
+    if not Slo(**asdict(config.slo)).targets():
+        raise ConfigError(
+            f"slo = none (in {cell.label}): a capacity is the greatest load that meets an SLO; "
+            "choose one, e.g. slo=interactive or slo.ttft_s=1"
+        )
+    kind = config.workload.arrivals.kind
+    if kind in ("all_at_once", "closed_loop"):
+        raise ConfigError(
+            f"workload.arrivals.kind = {kind!r} (in {cell.label}) has no rate to look for; use "
+            "poisson, gamma, constant or recorded"
+        )
