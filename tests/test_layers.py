@@ -22,6 +22,7 @@ BELOW = {
     "cbjax.workload": set(),
     "cbjax.metrics": set(),
     "cbjax.results": {"cbjax.metrics"},
+    "cbjax.capacity": {"cbjax.metrics"},
     "cbjax.report": {"cbjax.hardware", "cbjax.metrics", "cbjax.results"},
     "cbjax.roofline": {"cbjax.config", "cbjax.hardware", "cbjax.report"},
     "cbjax.engine": {
@@ -33,7 +34,7 @@ BELOW = {
     },
     "cbjax.experiment": {
         "cbjax.cache", "cbjax.config", "cbjax.core", "cbjax.engine", "cbjax.models",
-        "cbjax.workload", "cbjax.metrics", "cbjax.results", "cbjax.report",
+        "cbjax.workload", "cbjax.metrics", "cbjax.results", "cbjax.report", "cbjax.capacity",
     },
     "cbjax.run": {"cbjax.config", "cbjax.experiment", "cbjax.results"},
 }

@@ -6,7 +6,8 @@ from typing import Any
 
 import polars as pl
 
-from cbjax.capacity import Search, Tolerances, Verdict, greatest_load, judge
+from cbjax.capacity import Bracket, Search, Tolerances, Verdict, greatest_load, judge
+from cbjax.capacity.search import Probe
 from cbjax.config import Cell, ConfigError
 from cbjax.config.schema import SearchConfig
 from cbjax.experiment.runner import Runner
@@ -41,23 +42,34 @@ def search_capacity(cells: Sequence[Cell], wanted: SearchConfig, run: Runner) ->
         _require_question(cell)
     rows: list[dict[str, Any]] = []
     for number, cell in enumerate(cells, start=1):
-        slo = Slo(**asdict(cell.config.slo))
+        place = f"[{number}/{len(cells)}] "
         for seed in range(cell.config.seed, cell.config.seed + seeds):
-            named = {"label": cell.label, "policy": cell.config.policy["name"], "seed": seed}
-
-            def probe(load: float, seed: int = seed, slo: Slo = slo, cell: Cell = cell) -> Verdict:
-                at = _at(cell, load, seed, seeds > 1)
-                return judge(run(at, f"[{number}/{len(cells)}] ").summary, slo, tolerances)
-
-            found = greatest_load(probe, search)
-            rows += [
-                {**named, "low": found.low, "high": found.high, "rate": load, "limit": limit.name,
-                 "value": limit.value, "bound": limit.bound, "held": limit.held}
-                for load, verdict in found.verdicts.items()
-                for limit in verdict.limits
-            ]
-            run.say(f"{cell.label}: between {found.low:.4g} and {found.high:.4g} requests/s")
+            found = greatest_load(_probe(cell, seed, seeds > 1, place, tolerances, run), search)
+            rows += _rows(cell, seed, found)
+            run.say(f"{place}{cell.label}: {found.low:.4g} pass, {found.high:.4g} requests/s fail")
     return pl.DataFrame(rows)
+
+
+def _probe(
+    cell: Cell, seed: int, several: bool, place: str, tolerances: Tolerances, run: Runner
+) -> Probe:
+    """One load of a cell, run or found and judged."""
+    slo = Slo(**asdict(cell.config.slo))
+
+    def probe(load: float) -> Verdict:
+        return judge(run(_at(cell, load, seed, several), place).summary, slo, tolerances)
+
+    return probe
+
+
+def _rows(cell: Cell, seed: int, found: Bracket) -> list[dict[str, Any]]:
+    named = {"label": cell.label, "policy": cell.config.policy["name"], "seed": seed}
+    return [
+        {**named, "low": found.low, "high": found.high, "rate": load, "limit": limit.name,
+         "value": limit.value, "bound": limit.bound, "held": limit.held}
+        for load, verdict in found.verdicts.items()
+        for limit in verdict.limits
+    ]
 
 
 def _at(cell: Cell, load: float, seed: int, several: bool) -> Cell:

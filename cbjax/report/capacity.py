@@ -55,7 +55,8 @@ def capacity_table(found: pl.DataFrame, title: str = "") -> Table:
     table = Table(title=title or None, box=box.SIMPLE_HEAD)
     table.add_column("setting")
     table.add_column("capacity (requests/s)", justify="right")
-    table.add_column("95 % interval" if (ranked["seeds"] > 1).any() else "fails at", justify="right")
+    several = (ranked["seeds"] > 1).any()
+    table.add_column("95 % interval" if several else "fails at", justify="right")
     table.add_column("gave way")
     for row in ranked.to_dicts():
         if row["margin"] is not None:

@@ -38,7 +38,7 @@ def draw(rows: pl.DataFrame, folder: Path) -> Figure:
             axis.annotate(text, (row["highest"], place), xytext=(6, 0), va="center", fontsize=8,
                           textcoords="offset points")
         axis.set_yticks(places, [safe(label) for label in found["label"]])
-        axis.set_xlim(0, 1.35 * max(found["highest"].max(), 1e-9))
+        axis.set_xlim(0, 1.35 * max([*found["highest"], 1e-9]))
         axis.set_xlabel("capacity (requests/s); beside it: what gave way above it")
         axis.grid(visible=False, axis="y")
     return figure
