@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Int
 
 from cbjax.core import time
-from cbjax.core.reasons import FinishReason
+from cbjax.core.control import when
 from cbjax.core.rows import Rows
 from cbjax.core.time import Time
 
@@ -30,7 +30,7 @@ class Notes:
     visible: Time
     admitted: Time
     first: Time  # first token
-    last: Time  # latest token
+    last: Time  # latest token; valid from the first one on
     max_gap: Time
     output: Int[Array, "P"]
     cached: Int[Array, "P"]
@@ -40,20 +40,29 @@ class Notes:
 
 def empty_notes(rows: int) -> Notes:
     """Nothing noted yet."""
-    def moment(seconds: int) -> Time:
-        return Time(jnp.full(rows, seconds, jnp.int32), jnp.zeros(rows, jnp.int32))
+    def moment() -> Time:
+        return Time(jnp.full(rows, NEVER, jnp.int32), jnp.zeros(rows, jnp.int32))
 
     return Notes(
-        moment(0), moment(NEVER), moment(NEVER), moment(0), moment(NEVER),
-        *(jnp.zeros(rows, jnp.int32) for _ in range(4)),
+        *(moment() for _ in range(5)), *(jnp.zeros(rows, jnp.int32) for _ in range(4))
     )
 
 
 def enter(notes: Notes, mask: Bool[Array, "P"], clock: Time) -> Notes:
     """New requests took the rows in `mask`."""
-    fresh = empty_notes(mask.shape[0])
-    kept = jax.tree.map(lambda new, old: jnp.where(mask, new, old), fresh, notes)
-    return replace(kept, visible=time.select(mask, clock, notes.visible))
+    def never(moment: Time) -> Time:
+        # Whatever its nanoseconds are, it is not and comes before all others.
+        return replace(moment, seconds=jnp.where(mask, NEVER, moment.seconds))
+
+    def none(count):
+        return jnp.where(mask, 0, count)
+
+    return Notes(
+        visible=time.select(mask, clock, notes.visible), admitted=never(notes.admitted),
+        first=never(notes.first), last=notes.last, max_gap=never(notes.max_gap),
+        output=none(notes.output), cached=none(notes.cached), swaps=none(notes.swaps),
+        recomputed=none(notes.recomputed),
+    )
 
 
 def empty_kept(requests: int) -> Int[Array, "R F"]:
@@ -65,7 +74,7 @@ def keep(
     kept: Int[Array, "R F"], notes: Notes, rows: Rows, requests: Int[Array, "P"],
     mask: Bool[Array, "P"], finished: Time, reason: Int[Array, "P"],
 ) -> Int[Array, "R F"]:
-    """Write down the requests of the rows in `mask`, one a turn.
+    """Write down the requests of the rows in `mask`, if there are any.
 
     Args:
         kept: one row per request.
@@ -81,17 +90,22 @@ def keep(
         notes.cached, rows.preemptions, notes.swaps, notes.recomputed, reason,
     ]
 
-    def one(carry):
-        kept, left, row = carry
-        values = jnp.stack([field[row] for field in fields])
-        kept = lax.dynamic_update_slice(kept, values[None], (requests[row], 0))
-        left = left.at[row].set(False)
-        return kept, left, jnp.argmax(left)
+    def write(kept):
+        table = jnp.stack(fields)
 
-    kept, *_ = lax.while_loop(
-        lambda carry: carry[1][carry[2]], one, (kept, mask, jnp.argmax(mask))
-    )
-    return kept
+        def one(carry):
+            kept, left, row = carry
+            values = lax.dynamic_slice(table, (0, row), (table.shape[0], 1))
+            kept = lax.dynamic_update_slice(kept, values.reshape(1, -1), (requests[row], 0))
+            left = left.at[row].set(False)
+            return kept, left, jnp.argmax(left)
+
+        # `argmax` names a row of the mask as long as there is one.
+        return lax.while_loop(
+            lambda carry: carry[1][carry[2]], one, (kept, mask, jnp.argmax(mask))
+        )[0]
+
+    return when(jnp.any(mask), write, kept)
 
 
 def keep_refused(
@@ -146,5 +160,3 @@ def token_out(notes: Notes, got: Bool[Array, "P"], clock: Time) -> tuple[Notes, 
 def _parts(moment: Time) -> tuple[Int[Array, "..."], Int[Array, "..."]]:
     return moment.seconds, moment.nanoseconds
 
-
-UNFINISHED = int(FinishReason.NONE)

@@ -9,8 +9,9 @@ integer, so the order of counting and the shape of the program cannot change a c
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
+from cbjax.core.control import when
 from cbjax.core.time import Time
 
 _BITS = 6  # behind the leading one
@@ -30,6 +31,21 @@ def bin_of(gap: Time) -> Int[Array, "..."]:
     shift = jnp.maximum(31 - _BITS - lax.clz(value), 0)
     place = jnp.right_shift(value, shift) + shift * _PER_OCTAVE
     return place + jnp.where(short, 0, _HALF)
+
+
+def count_alike(
+    counts: Int[Array, "B"], gaps: Time, mask: Bool[Array, "P"]
+) -> Int[Array, "B"]:
+    """Count the gaps in `mask`, which usually are all the same."""
+    some = jnp.argmax(mask)
+    one = Time(gaps.seconds[some], gaps.nanoseconds[some])
+    differs = (gaps.seconds != one.seconds) | (gaps.nanoseconds != one.nanoseconds)
+    apart = jnp.any(mask & differs)
+    counts = when(
+        apart, lambda counts: counts.at[jnp.where(mask, bin_of(gaps), BINS)].add(1, mode="drop"),
+        counts,
+    )
+    return counts.at[bin_of(one)].add(jnp.where(apart, 0, jnp.sum(mask)))
 
 
 def middles_s() -> np.ndarray:

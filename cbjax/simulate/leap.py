@@ -10,18 +10,20 @@ from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Int
 
-from cbjax.core import runlist, time
+from cbjax.core import time
+from cbjax.core.control import when
 from cbjax.core.limits import Limits, blocks_for
 from cbjax.core.policy import Policy
-from cbjax.core.reasons import FinishReason, IterationKind
-from cbjax.core.rows import NO_REQUEST, Rows, Status
+from cbjax.core.reasons import IterationKind
+from cbjax.core.receive import vacate
+from cbjax.core.rows import Rows, Status
 from cbjax.core.state import State, view
 from cbjax.core.steady import Steady
 from cbjax.core.time import NANOSECONDS, Time
 from cbjax.simulate.book import Notes
+from cbjax.simulate.histogram import BINS, bin_of
 from cbjax.simulate.pace import Pace, durations
 from cbjax.simulate.work import Work
 
@@ -43,7 +45,13 @@ class Lanes:
     start: Time  # [K]
     spent: Time  # [K] duration, host time apart
     end: Time  # [K]
-    left: Int[Array, "P"]  # tokens that each running row still gets
+    gap_ns: Int[Array, "K"]  # between the ends of an iteration and of the one before
+    left: Int[Array, "P"]  # tokens that each running row still gets, 0 elsewhere
+
+    @property
+    def last(self) -> Int[Array, ""]:
+        """The last lane that is taken."""
+        return self.turns - 1
 
 
 def decodes_only(state: State) -> Bool[Array, ""]:
@@ -76,38 +84,33 @@ def look_ahead(
     assert policy.steady is not None
     says: Steady = policy.steady(policy.knobs, state.policy, view(state, backlog, limits))
     rows, size = state.rows, state.system.block_size
-    runs = rows.status == Status.RUNNING
     left = jnp.minimum(
         rows.max_tokens - (rows.known - rows.prompt), state.system.max_length - rows.known
     )
-    left = jnp.where(runs, jnp.maximum(left, 1), 0)
+    left = jnp.where(rows.status == Status.RUNNING, jnp.maximum(left, 1), 0)
     lane = jnp.arange(lanes, dtype=jnp.int32)
-    alive = left[None, :] > lane[:, None]
-    running = jnp.sum(alive, axis=1)
-    context = jnp.sum(jnp.where(alive, rows.known, 0), axis=1) + lane * running
-    # Rows own blocks for all that is computed; a new one is needed when the last is full.
-    slack = rows.held * size - rows.known
-    beyond = lane[:, None] - slack[None, :]
-    used = jnp.sum(
-        jnp.where(alive, rows.held + jnp.maximum(_quotient_up(beyond, size), 0), 0), axis=1
-    )
-    behind = jnp.concatenate([running[1:], jnp.sum(left > lanes)[None]])
+    # Sums over the first axis: the compiler makes vectors of the lanes.
+    alive = left[:, None] > lane
+    running = jnp.sum(alive, axis=0)
+    context = jnp.sum(jnp.where(alive, (rows.known)[:, None], 0), axis=0) + lane * running
+    used = jnp.sum(jnp.where(alive, _blocks(rows, size, lane), 0), axis=0)
+    behind = jnp.sum(left[:, None] > lane + 1, axis=0)
     tokens = jnp.maximum(running, says.width)
     work = Work(
         iteration + lane, tokens, jnp.zeros_like(lane), running, context,
         context.astype(jnp.float32),
     )
     spent, rung = durations(pace, work, compiled, shaped)
-    turn_ns = spent.seconds * NANOSECONDS + spent.nanoseconds + pace.host.nanoseconds
     short = (spent.seconds < 2) & (pace.host.seconds == 0)
     short &= pace.host.nanoseconds <= _MOST_HOST_NS
-    end = _moments(state.clock, jnp.where(short, turn_ns, 0))
+    gap_ns = spent.seconds * NANOSECONDS + spent.nanoseconds + pace.host.nanoseconds
+    gap_ns = jnp.where(short, gap_ns, 0)
+    end = _moments(state.clock, gap_ns)
     start = jax.tree.map(
         lambda first, later: jnp.concatenate([first[None], later[:-1]]), state.clock, end
     )
-    free = state.system.num_blocks - used
-    goes = (running > 0) & short & (lane < says.turns) & (free >= says.spare)
-    goes &= time.before(start, next_arrival)
+    goes = (running > 0) & short & (lane < says.turns) & time.before(start, next_arrival)
+    goes &= state.system.num_blocks - used >= says.spare
     if shaped:
         goes &= (pace.compile_s == 0) | compiled[rung]
     if policy.traits.lag:
@@ -116,37 +119,40 @@ def look_ahead(
     else:
         matters = ~says.through | closed | (backlog > 0)
         goes &= (running == running[0]) | ~matters
-    turns = jnp.sum(jnp.cumprod(goes.astype(jnp.int32)))
+    turns = jnp.min(jnp.where(goes, lanes, lane))
     return Lanes(
-        turns, running, running - behind, used, context, work, start, spent, end, left
+        turns, running, running - behind, used, context, work, start, spent, end, gap_ns, left
     ), says
 
 
-def _quotient_up(value: Int[Array, "K P"], size: Int[Array, ""]) -> Int[Array, "K P"]:
-    """`ceil(value / size)` for values below 2**20, without the machine's slow division.
-
-    The half keeps the quotient farther from whole numbers than its rounding reaches.
-    """
+def _blocks(rows: Rows, size: Int[Array, ""], lane: Int[Array, "K"]) -> Int[Array, "P K"]:
+    """Blocks that each row owns in each lane: it gets a new one when its last is full."""
+    beyond = lane - (rows.held * size - rows.known)[:, None]
+    # `ceil(beyond / size)` without the machine's slow division; exact below 2**20: the half keeps
+    # the quotient farther from whole numbers than its rounding reaches.
     inverse = 1.0 / size.astype(jnp.float32)
-    return jnp.ceil((value.astype(jnp.float32) - 0.5) * inverse).astype(jnp.int32)
+    more = jnp.ceil((beyond.astype(jnp.float32) - 0.5) * inverse).astype(jnp.int32)
+    return rows.held[:, None] + jnp.maximum(more, 0)
 
 
-def _moments(clock: Time, gaps_ns: Int[Array, "K"]) -> Time:
+def _up_to_each(values: Int[Array, "K"], combine, start: int) -> Int[Array, "K"]:
+    """Sums or maxima of the lanes up to each one: of so few, a table is quicker than a scan."""
+    lane = jnp.arange(values.shape[0])
+    return combine(jnp.where(lane[:, None] <= lane, values[:, None], start), axis=0)
+
+
+def _moments(clock: Time, gap_ns: Int[Array, "K"]) -> Time:
     """The clock after each of K gaps one after another, exact in 32 bits."""
-    whole, rest = gaps_ns // _MS, gaps_ns % _MS
-    rest = jnp.cumsum(rest) + clock.nanoseconds % _MS
-    whole = jnp.cumsum(whole) + clock.nanoseconds // _MS + rest // _MS
+    rest = _up_to_each(gap_ns % _MS, jnp.sum, 0) + clock.nanoseconds % _MS
+    whole = _up_to_each(gap_ns // _MS, jnp.sum, 0) + clock.nanoseconds // _MS + rest // _MS
     return Time(clock.seconds + whole // 1000, whole % 1000 * _MS + rest % _MS)
 
 
 def land(policy: Policy, state: State, ahead: Lanes, pace: Pace, limits: Limits) -> State:
-    """The state after `ahead.turns` iterations."""
-    rows, turns = state.rows, ahead.turns
-    last = turns - 1
-    runs = rows.status == Status.RUNNING
+    """The state after `ahead.turns` iterations, before those that ended leave it."""
+    rows, turns, last = state.rows, ahead.turns, ahead.last
+    runs = ahead.left > 0
     gets = jnp.minimum(ahead.left, turns)
-    ends = runs & (ahead.left <= turns)
-    known = rows.known + gets
     computed = rows.computed + gets
     held = jnp.maximum(rows.held, blocks_for(computed, state.system.block_size))
     held = jnp.where(runs, held, rows.held)
@@ -155,71 +161,93 @@ def land(policy: Policy, state: State, ahead: Lanes, pace: Pace, limits: Limits)
         carried = policy.advance(
             policy.knobs, carried, view(state, jnp.int32(0), limits), turns, ahead.running[last]
         )
-    # The row itself is given back, as `vacate` does it.
-    gone = ends & (not policy.traits.lag)
-    staying = jnp.sum(jnp.where(gone, 0, held) - jnp.where(runs, 0, held))
-    spent = jax.tree.map(lambda part: part[last], ahead.spent)
     return replace(
         state,
         rows=replace(
-            rows, known=known, computed=computed,
-            peak=jnp.where(runs, jnp.maximum(rows.peak, computed), rows.peak),
-            held=jnp.where(gone, 0, held),
-            request=jnp.where(gone, NO_REQUEST, rows.request),
-            status=jnp.where(gone, int(Status.FREE), rows.status),
+            rows, known=rows.known + gets, computed=computed,
+            peak=jnp.maximum(rows.peak, jnp.where(runs, computed, 0)), held=held,
         ),
-        blocks=replace(state.blocks, free=state.system.num_blocks - staying),
-        running=lax.cond(
-            jnp.any(gone), lambda: runlist.remove(state.running, gone), lambda: state.running
-        ),
-        num_running=state.num_running - jnp.sum(gone),
+        blocks=replace(state.blocks, free=state.system.num_blocks - jnp.sum(held)),
         policy=carried,
         newest=None if state.newest is None else runs,
-        # What `schedule` has not reset since.
-        finished=jnp.sum(gone & (ahead.left == turns)),
+        # What has ended since the last `schedule`, and not before.
+        finished=jnp.int32(0),
         last_kind=jnp.int32(IterationKind.DECODE),
-        last_duration=time.add(spent, pace.host),
-        clock=jax.tree.map(lambda part: part[last], ahead.end),
+        last_duration=time.add(_at(ahead.spent, last), pace.host),
+        clock=_at(ahead.end, last),
     )
 
 
-def note(notes: Notes, ahead: Lanes, rows: Rows) -> tuple[Notes, Time, Time]:
-    """The tokens of the leap in the book.
+def leave(state: State, ahead: Lanes) -> State:
+    """The same without the requests that ended within the leap."""
+    gone = (ahead.left > 0) & (ahead.left <= ahead.turns)
+    state = vacate(state, gone)
+    return replace(state, finished=ahead.ends[ahead.last])
 
-    Returns:
-        The book; the gap before the first token of each row `[P]`; and the gap before each later
-        one, the same for all `[K]` (the first lane's is not used).
-    """
-    runs = rows.status == Status.RUNNING
-    gets = jnp.minimum(ahead.left, ahead.turns)
-    lanes = ahead.running.shape[0]
-    place = jnp.clip(gets - 1, 0, lanes - 1)
-    end = jax.tree.map(lambda part: part[place], ahead.end)
-    first = time.subtract(jax.tree.map(lambda part: part[:1], ahead.end), notes.last)
-    between = time.subtract(
-        jax.tree.map(lambda part: part[1:], ahead.end),
-        jax.tree.map(lambda part: part[:-1], ahead.end),
-    )
-    # Gaps within a leap are below its longest iteration.
-    gaps_ns = jnp.concatenate([
-        jnp.full(1, -1, jnp.int32), between.seconds * NANOSECONDS + between.nanoseconds
-    ])
-    longest_ns = lax.cummax(gaps_ns)[place]
-    longest = Time(
-        jnp.where(longest_ns < 0, -1, longest_ns // NANOSECONDS), longest_ns % NANOSECONDS
-    )
-    most = time.select(time.before(notes.max_gap, first), first, notes.max_gap)
-    most = time.select(time.before(most, longest), longest, most)
-    gaps = Time(gaps_ns // NANOSECONDS, gaps_ns % NANOSECONDS)
+
+def note(notes: Notes, ahead: Lanes, clock: Time) -> Notes:
+    """The tokens of the leap, of those that go on; `clock` is when it began."""
+    runs = ahead.left > 0
+    first_gap = time.subtract(_at(ahead.end, 0), notes.last)
+    longest = _gap(_longest(ahead)[ahead.last])
+    most = time.select(time.before(first_gap, longest), longest, first_gap)
+    longer = runs & time.before(notes.max_gap, most)
     return replace(
-        notes, last=time.select(runs, end, notes.last),
-        max_gap=time.select(runs, most, notes.max_gap), output=notes.output + gets,
-    ), first, gaps
+        notes, last=time.select(runs, _at(ahead.end, ahead.last), notes.last),
+        max_gap=time.select(longer, most, notes.max_gap),
+        output=notes.output + jnp.minimum(ahead.left, ahead.turns),
+    )
 
 
-def ended(ahead: Lanes, rows: Rows) -> tuple[Bool[Array, "P"], Time, Int[Array, "P"]]:
-    """Which rows ended within the leap, when, and why."""
-    runs = (rows.status == Status.RUNNING) & (ahead.left <= ahead.turns)
+def ended(
+    before: Notes, after: Notes, ahead: Lanes
+) -> tuple[Notes, Bool[Array, "P"], Time]:
+    """Of those that ended within the leap: their notes, which they are, and when they did.
+
+    Args:
+        before, after: the notes before the leap, and what `note` made of them.
+        ahead: the leap.
+    """
+    gone = (ahead.left > 0) & (ahead.left <= ahead.turns)
     place = jnp.clip(ahead.left - 1, 0, ahead.running.shape[0] - 1)
-    end = jax.tree.map(lambda part: part[place], ahead.end)
-    return runs, end, jnp.full(runs.shape, int(FinishReason.LENGTH), jnp.int32)
+    first_gap = time.subtract(_at(ahead.end, 0), before.last)
+    longest = _gap(_longest(ahead)[place])
+    most = time.select(time.before(first_gap, longest), longest, first_gap)
+    most = time.select(time.before(before.max_gap, most), most, before.max_gap)
+    return replace(after, max_gap=most), gone, _at(ahead.end, place)
+
+
+def _longest(ahead: Lanes) -> Int[Array, "K"]:
+    """Longest gap behind the first token of the leap, up to each lane; -1 in the first."""
+    lane = jnp.arange(ahead.gap_ns.shape[0])
+    return _up_to_each(jnp.where(lane > 0, ahead.gap_ns, -1), jnp.max, -1)
+
+
+def _gap(nanoseconds: Int[Array, "*n"]) -> Time:
+    """A gap within a leap; -1 comes before all others."""
+    return Time(
+        jnp.where(nanoseconds < 0, -1, nanoseconds // NANOSECONDS), nanoseconds % NANOSECONDS
+    )
+
+
+def count_gaps(
+    gaps: Int[Array, "B"], notes: Notes, ahead: Lanes, clock: Time
+) -> Int[Array, "B"]:
+    """The gaps of the leap in the histogram; `notes` and `clock` are those before it."""
+    lane = jnp.arange(ahead.gap_ns.shape[0])
+    runs = ahead.left > 0
+    late = (notes.last.seconds != clock.seconds) | (notes.last.nanoseconds != clock.nanoseconds)
+    apart = jnp.any(runs & late)
+    gaps = when(
+        apart, lambda gaps: gaps.at[
+            jnp.where(runs, bin_of(time.subtract(_at(ahead.end, 0), notes.last)), BINS)
+        ].add(1, mode="drop"), gaps,
+    )
+    # Usually everybody got the last token at the same time, which is when the leap began.
+    counts = (lane < ahead.turns) & ((lane > 0) | ~apart)
+    place = jnp.where(counts, bin_of(_gap(ahead.gap_ns)), BINS)
+    return gaps.at[place].add(ahead.running, mode="drop")
+
+
+def _at(moments: Time, lane) -> Time:
+    return Time(moments.seconds[lane], moments.nanoseconds[lane])

@@ -1,4 +1,4 @@
-"""The iteration log: one row of integers per iteration, in a buffer that the host empties."""
+"""The iteration log: one column of integers per iteration, in a buffer that the host empties."""
 
 import jax.numpy as jnp
 from jax import lax
@@ -15,17 +15,17 @@ COLUMNS = (
 )
 
 
-def empty_log(capacity: int, lanes: int) -> Int[Array, "C F"]:
+def empty_log(capacity: int, lanes: int) -> Int[Array, "F C"]:
     """Room for `capacity` iterations, and for the lanes of a leap that are not taken."""
-    return jnp.zeros((capacity + lanes, len(COLUMNS)), jnp.int32)
+    return jnp.zeros((len(COLUMNS), capacity + lanes), jnp.int32)
 
 
 def write_one(
-    log: Int[Array, "C F"], place: Int[Array, ""], plan: Plan, start: Time, spent: Time, compiled,
+    log: Int[Array, "F C"], place: Int[Array, ""], plan: Plan, start: Time, spent: Time, compiled,
     finished: Int[Array, ""],
-) -> Int[Array, "C F"]:
+) -> Int[Array, "F C"]:
     """The iteration of a plan; `start` is when its computation began."""
-    row = jnp.stack([
+    column = jnp.stack([
         jnp.asarray(value).astype(jnp.int32) for value in (
             start.seconds, start.nanoseconds, spent.seconds, spent.nanoseconds, compiled,
             plan.scheduled_tokens, plan.prefill_tokens, plan.extra_tokens, plan.num_sequences,
@@ -33,19 +33,19 @@ def write_one(
             jnp.sum(plan.preempted), jnp.sum(plan.admitted), finished, plan.limited_by,
         )
     ])
-    return lax.dynamic_update_slice(log, row[None], (place, 0))
+    return lax.dynamic_update_slice(log, column[:, None], (0, place))
 
 
 def write_leap(
-    log: Int[Array, "C F"], place: Int[Array, ""], ahead: Lanes, start: Time, num_blocks, waiting,
+    log: Int[Array, "F C"], place: Int[Array, ""], ahead: Lanes, start: Time, num_blocks, waiting,
     limited_by,
-) -> Int[Array, "C F"]:
+) -> Int[Array, "F C"]:
     """All lanes; those that were not taken are written over next."""
     zero = jnp.zeros_like(ahead.running)
-    rows = jnp.stack([
+    columns = jnp.stack([
         start.seconds, start.nanoseconds, ahead.spent.seconds, ahead.spent.nanoseconds, zero,
         ahead.running, zero, ahead.work.tokens - ahead.running, ahead.running, ahead.running,
         zero + waiting, zero, num_blocks - ahead.used, ahead.context, zero, zero, ahead.ends,
         zero + limited_by,
-    ], axis=1)
-    return lax.dynamic_update_slice(log, rows, (place, 0))
+    ])
+    return lax.dynamic_update_slice(log, columns, (0, place))

@@ -5,8 +5,9 @@ takes and that the loop is compiled as a whole. A turn is one iteration, and beh
 policy allows one. Nothing in a turn depends on the number of requests.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache
 from typing import Any
 
 import jax
@@ -26,9 +27,9 @@ from cbjax.core.rows import NO_REQUEST, NO_ROW, Rows, Status, is_waiting
 from cbjax.core.schedule import schedule
 from cbjax.core.state import State
 from cbjax.core.time import Time
-from cbjax.simulate import book, leap, log, stream
+from cbjax.simulate import book, compiler, leap, log, stream
 from cbjax.simulate.book import Notes
-from cbjax.simulate.histogram import BINS, bin_of
+from cbjax.simulate.histogram import BINS, count_alike
 from cbjax.simulate.pace import Pace, durations
 from cbjax.simulate.stream import Stream
 from cbjax.simulate.work import Work
@@ -52,7 +53,7 @@ class Shape:
     """
 
     limits: Limits
-    lanes: int = 64
+    lanes: int = 32
     turns: int = 4096
     rows: int = 16384
     pages: bool = False
@@ -80,7 +81,7 @@ class Run:
     compiled: Bool[Array, "G"]  # rungs used so far
     gaps: Int[Array, "B"]  # histogram of the gaps between tokens
     held_back: Int[Array, "S"]  # requests of the batch that ended before it; NO_REQUEST
-    log: Int[Array, "C F"]
+    log: Int[Array, "F C"]
     rows: Int[Array, ""]  # written in the log
     pages: Any  # stacked (Plan, Emitted, start, end), or None
 
@@ -137,9 +138,13 @@ def advance(policy: Policy, pace: Pace, run: Run, leaps, shape: Shape) -> Run:
     return lax.while_loop(goes_on, turn, run)
 
 
-advance_jit = partial(
-    jax.jit, static_argnames=("shape",), donate_argnames=("run",)
-)(advance)
+@cache
+def compiled_advance() -> Callable[..., Run]:
+    """`advance`, compiled as suits the device; the run is donated."""
+    return jax.jit(
+        advance, static_argnames=("shape",), donate_argnames=("run",),
+        compiler_options=compiler.OPTIONS if jax.default_backend() == "cpu" else None,
+    )
 
 
 def is_done(run: Run) -> Bool[Array, ""]:
@@ -178,7 +183,7 @@ def _iteration(policy: Policy, pace: Pace, run: Run, shape: Shape) -> Run:
     )
     run = replace(run, stream=requests, arrived=arrived)
     run = _take_in(run, plan, state.rows, offered, clock)
-    run = _note_grants(run, plan, start, executes)
+    run = _note_grants(run, plan, state.rows, start, executes)
     if state.token_ids.shape[1]:
         tokens = stream.answer_token(state.rows.request, state.rows.known - state.rows.prompt)
     else:
@@ -250,35 +255,39 @@ def _take_in(run: Run, plan: Plan, rows: Rows, offered, clock: Time) -> Run:
     size = run.notes.output.shape[0]
 
     def arrivals(carry):
-        notes, kept = carry
+        notes, kept, _, _ = carry
         place = jnp.where(plan.entered != NO_ROW, plan.entered, size)
         mask = jnp.zeros(size, bool).at[place].set(True, mode="drop")
         window = plan.entered.shape[0]
         arrival = jax.tree.map(
             lambda part: lax.dynamic_slice(part, (run.first,), (window,)), run.stream.arrival
         )
-        refusals = jnp.where(jnp.arange(window) < offered, plan.turned_away, 0)
-        return book.enter(notes, mask, clock), book.keep_refused(
-            kept, run.first, refusals, arrival, clock
+        placed = (plan.entered != NO_ROW) | (plan.turned_away != 0)
+        place = jnp.arange(window)
+        # Whoever found no row stays outside, and so does all that is behind it.
+        taken = jnp.minimum(jnp.min(jnp.where(placed, window, place)), offered)
+        refusals = jnp.where(place < taken, plan.turned_away, 0)
+        kept = when(
+            jnp.any(refusals != 0),
+            lambda kept: book.keep_refused(kept, run.first, refusals, arrival, clock), kept,
         )
+        return book.enter(notes, mask, clock), kept, taken, jnp.sum(refusals != 0)
 
-    notes, kept = when(offered > 0, arrivals, (run.notes, run.kept))
+    notes, kept, taken, refusals = when(
+        offered > 0, arrivals, (run.notes, run.kept, jnp.int32(0), jnp.int32(0))
+    )
     refused = plan.refused != 0
     moments = jax.tree.map(lambda part: jnp.broadcast_to(part, refused.shape), clock)
     kept = book.keep(
         kept, notes, rows, plan.requests, refused, moments, plan.refused + book.REFUSED
     )
-    placed = (plan.entered != NO_ROW) | (plan.turned_away != 0)
-    taken = jnp.sum(jnp.cumprod(placed.astype(jnp.int32)) * (jnp.arange(placed.shape[0]) < offered))
-    refusals = jnp.sum(refused) + jnp.sum((plan.turned_away != 0) & (
-        jnp.arange(placed.shape[0]) < taken
-    ))
     return replace(
-        run, notes=notes, kept=kept, first=run.first + taken, ended=run.ended + refusals
+        run, notes=notes, kept=kept, first=run.first + taken,
+        ended=run.ended + refusals + jnp.sum(refused),
     )
 
 
-def _note_grants(run: Run, plan: Plan, start: Time, executes) -> Run:
+def _note_grants(run: Run, plan: Plan, rows: Rows, start: Time, executes) -> Run:
     """Seats, swaps, prefix hits and recomputation."""
     notes, size = run.notes, plan.admitted.shape[0]
     place = jnp.where(plan.running != NO_ROW, plan.running, size)
@@ -287,7 +296,7 @@ def _note_grants(run: Run, plan: Plan, start: Time, executes) -> Run:
         jnp.any(again > 0), lambda values: values.at[place].add(again, mode="drop"),
         notes.recomputed,
     )
-    granted = plan.admitted | jnp.zeros(size, bool).at[place].set(plan.grants > 0, mode="drop")
+    granted = plan.admitted | (rows.in_flight > 0)
     newly = granted & (notes.admitted.seconds == book.NEVER) & executes
     cached = notes.cached
     if plan.cached is not None:
@@ -307,7 +316,7 @@ def _note_tokens(
     notes, gap = book.token_out(run.notes, emitted.emitted, end)
     gaps = run.gaps
     if shape.gaps and policy.traits.deliver_at == "token":
-        gaps = gaps.at[jnp.where(later, bin_of(gap), BINS)].add(1, mode="drop")
+        gaps = count_alike(gaps, gap, later)
     done = emitted.finished != FinishReason.NONE
     moments = jax.tree.map(lambda part: jnp.broadcast_to(part, (size,)), end)
     kept = book.keep(
@@ -347,48 +356,67 @@ def _write_page(run: Run, plan: Plan, emitted: Emitted, begun: Time, end: Time) 
 
 
 def _leap(policy: Policy, pace: Pace, run: Run, leaps, shape: Shape) -> Run:
-    """As many iterations at once as are alike, if any."""
-    state, limits = run.state, shape.limits
-    backlog = run.arrived - run.first
-    upcoming = stream.moment_at(run.stream, run.arrived)
-    # A row that is free takes in what waits behind the rows.
-    quiet = (backlog == 0) | ~jnp.any(state.rows.status == Status.FREE)
-    goes = leaps & leap.decodes_only(state) & quiet & time.before(state.clock, upcoming)
+    """As many iterations at once as are alike, and again, until none is."""
+    def goes(carry):
+        run, more = carry
+        backlog, upcoming = _outside(run)
+        # A row that is free takes in what waits behind the rows.
+        quiet = (backlog == 0) | ~jnp.any(run.state.rows.status == Status.FREE)
+        goes = more & leap.decodes_only(run.state) & quiet
+        if shape.rows:
+            goes &= run.rows <= shape.rows - shape.lanes
+        return goes & time.before(run.state.clock, upcoming)
 
-    def take(run: Run) -> Run:
+    def take(carry):
+        run, _ = carry
+        backlog, upcoming = _outside(run)
         ahead, says = leap.look_ahead(
-            policy, run.state, pace, run.compiled, run.iteration, upcoming, backlog, limits,
+            policy, run.state, pace, run.compiled, run.iteration, upcoming, backlog, shape.limits,
             shape.lanes, shaped=shape.shaped, closed=shape.closed,
         )
-        return when(ahead.turns > 0, lambda run: _land(policy, pace, run, ahead, says, shape), run)
+        run = when(
+            ahead.turns > 0, lambda run: _land(policy, pace, run, ahead, says, shape), run
+        )
+        # A leap that an event has cut short is followed by that event.
+        return run, ahead.turns == shape.lanes
 
-    return when(goes, take, run)
+    return lax.while_loop(goes, take, (run, leaps))[0]
+
+
+def _outside(run: Run) -> tuple[Int[Array, ""], Time]:
+    """Requests that wait outside the rows, and the next arrival."""
+    return run.arrived - run.first, stream.moment_at(run.stream, run.arrived)
 
 
 def _land(policy: Policy, pace: Pace, run: Run, ahead: leap.Lanes, says, shape: Shape) -> Run:
-    rows, limits = run.state.rows, shape.limits
-    lane = jnp.arange(shape.lanes)
-    state = leap.land(policy, run.state, ahead, pace, limits)
-    notes, first, between = leap.note(run.notes, ahead, rows)
+    before, notes = run.state, run.notes
+    state = leap.land(policy, before, ahead, pace, shape.limits)
     gaps = run.gaps
     if shape.gaps and policy.traits.deliver_at == "token":
-        runs = (rows.status == Status.RUNNING) & (run.notes.output > 0)
-        gaps = gaps.at[jnp.where(runs, bin_of(first), BINS)].add(1, mode="drop")
-        inside = (lane > 0) & (lane < ahead.turns)
-        gaps = gaps.at[jnp.where(inside, bin_of(between), BINS)].add(ahead.running, mode="drop")
-    ends, moments, reasons = leap.ended(ahead, rows)
-    kept = book.keep(run.kept, notes, rows, rows.request, ends, moments, reasons)
+        gaps = leap.count_gaps(gaps, notes, ahead, before.clock)
     run = replace(
-        run, state=state, notes=notes, kept=kept, gaps=gaps, ended=run.ended + jnp.sum(ends),
+        run, state=state, gaps=gaps, notes=leap.note(notes, ahead, before.clock),
         iteration=run.iteration + ahead.turns,
     )
-    if policy.traits.deliver_at == "batch_end":
-        run = _hold_back(run, rows.request, ends, state.clock)
+
+    def end(run: Run) -> Run:
+        own, gone, moments = leap.ended(notes, run.notes, ahead)
+        requests = run.state.rows.request
+        reasons = jnp.full(gone.shape, int(FinishReason.LENGTH), jnp.int32)
+        kept = book.keep(run.kept, own, run.state.rows, requests, gone, moments, reasons)
+        run = replace(
+            run, state=leap.leave(run.state, ahead), kept=kept, ended=run.ended + jnp.sum(gone)
+        )
+        if policy.traits.deliver_at == "batch_end":
+            run = _hold_back(run, requests, gone, run.state.clock)
+        return run
+
+    if not policy.traits.lag:
+        run = when(ahead.running[0] > ahead.running[ahead.last] - ahead.ends[ahead.last], end, run)
     if not shape.rows:
         return run
-    start = time.add(ahead.start, pace.host)
-    waiting = jnp.sum(is_waiting(rows.status))
+    waiting = jnp.sum(is_waiting(before.rows.status))
     return replace(run, rows=run.rows + ahead.turns, log=log.write_leap(
-        run.log, run.rows, ahead, start, state.system.num_blocks, waiting, says.limited_by
+        run.log, run.rows, ahead, time.add(ahead.start, pace.host), before.system.num_blocks,
+        waiting, says.limited_by,
     ))
-

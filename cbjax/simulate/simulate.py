@@ -60,7 +60,7 @@ def simulate(
     workload: Workload | Stream, policy: Policy, cost: Cost, limits: Limits, *, system: System,
     rungs: Ladder | None = None, host_s: float = 0.0, compile_s: float = 0.0,
     padded: bool = False, log: bool = True, pages: bool = False, leap: bool = True,
-    lanes: int = 64, turns: int = 4096, progress: Progress | None = None,
+    lanes: int = 32, turns: int = 4096, progress: Progress | None = None,
 ) -> Simulated:
     """Serve a workload under a virtual clock.
 
@@ -110,11 +110,11 @@ def simulate(
     plans: list[Any] = []
     taken = 0
     while True:
-        run = loop.advance_jit(policy, pace, run, np.bool_(leap), shape=shape)
+        run = loop.compiled_advance()(policy, pace, run, np.bool_(leap), shape=shape)
         rows, ended, idle = int(run.rows), int(run.ended), int(run.idle)
         taken += int(run.turns)
         # A copy: the buffers are given to the next call.
-        iterations.append(np.array(np.asarray(run.log)[:rows]))
+        iterations.append(np.array(np.asarray(run.log)[:, :rows].T))
         if pages:
             plans.append(jax.tree.map(lambda leaf, rows=rows: np.array(leaf[:rows]), run.pages))
         if progress:
