@@ -63,6 +63,12 @@ def decodes_only(state: State) -> Bool[Array, ""]:
     return calm if state.ending is None else calm & ~jnp.any(state.ending)
 
 
+def ask(policy: Policy, state: State, backlog: Int[Array, ""], limits: Limits) -> Steady:
+    """What the policy says of the iterations ahead; it must have `steady`."""
+    assert policy.steady is not None
+    return policy.steady(policy.knobs, state.policy, view(state, backlog, limits))
+
+
 def look_ahead(
     policy: Policy, state: State, pace: Pace, compiled: Bool[Array, "G"], iteration, next_arrival,
     backlog: Int[Array, ""], limits: Limits, lanes: int, *, shaped: bool, closed: bool,
@@ -70,7 +76,7 @@ def look_ahead(
     """The iterations ahead if `decodes_only`, and how many of them nothing disturbs.
 
     Args:
-        policy: must have `steady`.
+        policy: says something of them.
         state: between two iterations.
         pace, compiled: as in `durations`.
         iteration: number of the next one.
@@ -81,20 +87,18 @@ def look_ahead(
         shaped: static; whether rungs matter.
         closed: static; an end lets the next request in.
     """
-    assert policy.steady is not None
-    says: Steady = policy.steady(policy.knobs, state.policy, view(state, backlog, limits))
+    says = ask(policy, state, backlog, limits)
     rows, size = state.rows, state.system.block_size
     left = jnp.minimum(
         rows.max_tokens - (rows.known - rows.prompt), state.system.max_length - rows.known
     )
     left = jnp.where(rows.status == Status.RUNNING, jnp.maximum(left, 1), 0)
     lane = jnp.arange(lanes, dtype=jnp.int32)
-    # Sums over the first axis: the compiler makes vectors of the lanes.
     alive = left[:, None] > lane
     running = jnp.sum(alive, axis=0)
     context = jnp.sum(jnp.where(alive, (rows.known)[:, None], 0), axis=0) + lane * running
     used = jnp.sum(jnp.where(alive, _blocks(rows, size, lane), 0), axis=0)
-    behind = jnp.sum(left[:, None] > lane + 1, axis=0)
+    behind = jnp.concatenate([running[1:], jnp.sum(left > lanes)[None]])
     tokens = jnp.maximum(running, says.width)
     work = Work(
         iteration + lane, tokens, jnp.zeros_like(lane), running, context,

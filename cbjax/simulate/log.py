@@ -38,14 +38,14 @@ def write_one(
 
 def write_leap(
     log: Int[Array, "F C"], place: Int[Array, ""], ahead: Lanes, start: Time, num_blocks, waiting,
-    limited_by,
+    backlog, limited_by,
 ) -> Int[Array, "F C"]:
     """All lanes; those that were not taken are written over next."""
     zero = jnp.zeros_like(ahead.running)
     columns = jnp.stack([
         start.seconds, start.nanoseconds, ahead.spent.seconds, ahead.spent.nanoseconds, zero,
         ahead.running, zero, ahead.work.tokens - ahead.running, ahead.running, ahead.running,
-        zero + waiting, zero, num_blocks - ahead.used, ahead.context, zero, zero, ahead.ends,
+        zero + waiting, zero + backlog, num_blocks - ahead.used, ahead.context, zero, zero, ahead.ends,
         zero + limited_by,
     ])
     return lax.dynamic_update_slice(log, columns, (0, place))

@@ -363,6 +363,7 @@ def _leap(policy: Policy, pace: Pace, run: Run, leaps, shape: Shape) -> Run:
         # A row that is free takes in what waits behind the rows.
         quiet = (backlog == 0) | ~jnp.any(run.state.rows.status == Status.FREE)
         goes = more & leap.decodes_only(run.state) & quiet
+        goes &= leap.ask(policy, run.state, backlog, shape.limits).turns > 0
         if shape.rows:
             goes &= run.rows <= shape.rows - shape.lanes
         return goes & time.before(run.state.clock, upcoming)
@@ -375,7 +376,7 @@ def _leap(policy: Policy, pace: Pace, run: Run, leaps, shape: Shape) -> Run:
             shape.lanes, shaped=shape.shaped, closed=shape.closed,
         )
         run = when(
-            ahead.turns > 0, lambda run: _land(policy, pace, run, ahead, says, shape), run
+            ahead.turns > 0, lambda run: _land(policy, pace, run, ahead, says, backlog, shape), run
         )
         # A leap that an event has cut short is followed by that event.
         return run, ahead.turns == shape.lanes
@@ -388,7 +389,9 @@ def _outside(run: Run) -> tuple[Int[Array, ""], Time]:
     return run.arrived - run.first, stream.moment_at(run.stream, run.arrived)
 
 
-def _land(policy: Policy, pace: Pace, run: Run, ahead: leap.Lanes, says, shape: Shape) -> Run:
+def _land(
+    policy: Policy, pace: Pace, run: Run, ahead: leap.Lanes, says, backlog, shape: Shape
+) -> Run:
     before, notes = run.state, run.notes
     state = leap.land(policy, before, ahead, pace, shape.limits)
     gaps = run.gaps
@@ -418,5 +421,5 @@ def _land(policy: Policy, pace: Pace, run: Run, ahead: leap.Lanes, says, shape: 
     waiting = jnp.sum(is_waiting(before.rows.status))
     return replace(run, rows=run.rows + ahead.turns, log=log.write_leap(
         run.log, run.rows, ahead, time.add(ahead.start, pace.host), before.system.num_blocks,
-        waiting, says.limited_by,
+        waiting, backlog, says.limited_by,
     ))
