@@ -9,7 +9,7 @@ first compiles anything). Results are the same without them, at two to three tim
 
 import os
 
-OPTIONS = {"xla_cpu_use_fusion_emitters": False}
+OPTIONS = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
 _SETTING = "xla_cpu_small_while_loop_byte_threshold"
 _FLAG = "--xla_backend_extra_options"
 
