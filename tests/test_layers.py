@@ -26,12 +26,13 @@ BELOW = {
         "cbjax.cache", "cbjax.core", "cbjax.models", "cbjax.policies", "cbjax.metrics",
         "cbjax.workload", "pallas_kernels",
     },
+    "cbjax.simulate": {"cbjax.core", "cbjax.metrics", "cbjax.workload"},
     "cbjax.config": {
         "cbjax.core", "cbjax.policies", "cbjax.metrics", "cbjax.workload", "cbjax.results"
     },
     "cbjax.experiment": {
         "cbjax.cache", "cbjax.config", "cbjax.core", "cbjax.engine", "cbjax.models",
-        "cbjax.workload", "cbjax.metrics", "cbjax.results", "cbjax.report",
+        "cbjax.simulate", "cbjax.workload", "cbjax.metrics", "cbjax.results", "cbjax.report",
     },
     "cbjax.run": {"cbjax.config", "cbjax.experiment", "cbjax.results"},
 }
@@ -41,7 +42,9 @@ ONLY_IN = {
     "omegaconf": {"cbjax.config"},
     "matplotlib": {"cbjax.report"},
     "rich": {"cbjax.report", "cbjax.run", "cbjax.parity"},
-    "polars": {"cbjax.metrics", "cbjax.results", "cbjax.report", "cbjax.experiment"},
+    "polars": {
+        "cbjax.metrics", "cbjax.results", "cbjax.report", "cbjax.experiment", "cbjax.simulate",
+    },
     "flax": {"cbjax.models"},
     "tokenizers": {"cbjax.models"},
     "orbax": {"cbjax.models"},
@@ -49,7 +52,7 @@ ONLY_IN = {
     "safetensors": {"cbjax.models"},
     "jax": {
         "pallas_kernels", "cbjax.core", "cbjax.policies", "cbjax.models", "cbjax.engine",
-        "cbjax.experiment", "cbjax.parity",
+        "cbjax.experiment", "cbjax.parity", "cbjax.simulate",
     },
 }
 MOST_LINES, MEDIAN_LINES = 400, 150

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int
 
-
 _MAY_BE_NONE = ("blocks_per_sequence", "context", "cached_tokens")
 
 

@@ -206,7 +206,8 @@ def _steady(knobs: dict, state: Loop | tuple, view: View) -> Steady:
     most = knobs["default_generation_length"]
     made = jnp.max(view.in_run_order(view.rows.known - view.rows.prompt))
     says = while_nobody_can_enter(view)
-    return replace(says, turns=jnp.where(most > 0, jnp.minimum(says.turns, most - made), says.turns))
+    left = jnp.where(most > 0, most - made, says.turns)
+    return replace(says, turns=jnp.minimum(says.turns, left))
 
 
 def _advance(knobs: dict, loop: Loop, view: View, turns, running) -> Loop:

@@ -1,6 +1,7 @@
 """The book: what is noted of every request while it holds a row, and what is kept when it ends."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,8 +44,12 @@ def empty_notes(rows: int) -> Notes:
     def moment() -> Time:
         return Time(jnp.full(rows, NEVER, jnp.int32), jnp.zeros(rows, jnp.int32))
 
+    def none() -> Array:
+        return jnp.zeros(rows, jnp.int32)
+
     return Notes(
-        *(moment() for _ in range(5)), *(jnp.zeros(rows, jnp.int32) for _ in range(4))
+        visible=moment(), admitted=moment(), first=moment(), last=moment(), max_gap=moment(),
+        output=none(), cached=none(), swaps=none(), recomputed=none(),
     )
 
 
@@ -116,11 +121,12 @@ def keep_refused(
     never = jnp.full_like(refusals, NEVER)
     zero = jnp.zeros_like(refusals)
     values = {name: never if name.endswith(("_s", "_ns")) else zero for name in COLUMNS}
-    values |= dict(
+    told: dict[str, Any] = dict(
         arrival_s=arrival.seconds, arrival_ns=arrival.nanoseconds,
         finished_s=jnp.broadcast_to(clock.seconds, zero.shape),
         finished_ns=jnp.broadcast_to(clock.nanoseconds, zero.shape), reason=refusals + REFUSED,
     )
+    values |= told
     place = jnp.where(refusals != 0, first + jnp.arange(refusals.shape[0]), kept.shape[0])
     return kept.at[place].set(jnp.stack(list(values.values()), axis=1), mode="drop")
 
@@ -131,11 +137,11 @@ def deliver_late(
     """Whole answers reach their users now: `members` ended earlier in their batch; -1 = nobody."""
     place = jnp.where(members >= 0, members, kept.shape[0])
     for name in ("first", "finished"):
-        column = COLUMNS.index(f"{name}_s")
+        start = COLUMNS.index(f"{name}_s")
         moment = jnp.broadcast_to(
             jnp.stack([clock.seconds, clock.nanoseconds]), (members.shape[0], 2)
         )
-        kept = kept.at[place[:, None], column + jnp.arange(2)].set(moment, mode="drop")
+        kept = kept.at[place[:, None], start + jnp.arange(2)].set(moment, mode="drop")
     gap = COLUMNS.index("max_gap_s")
     several = kept[jnp.minimum(place, kept.shape[0] - 1), COLUMNS.index("output_tokens")] > 1
     column = jnp.where(several[:, None], 0, NEVER) * jnp.ones(2, jnp.int32)
@@ -157,6 +163,6 @@ def token_out(notes: Notes, got: Bool[Array, "P"], clock: Time) -> tuple[Notes, 
     ), gap
 
 
-def _parts(moment: Time) -> tuple[Int[Array, "..."], Int[Array, "..."]]:
+def _parts(moment: Time) -> tuple[Any, Any]:
     return moment.seconds, moment.nanoseconds
 

@@ -45,7 +45,7 @@ def write_leap(
     columns = jnp.stack([
         start.seconds, start.nanoseconds, ahead.spent.seconds, ahead.spent.nanoseconds, zero,
         ahead.running, zero, ahead.work.tokens - ahead.running, ahead.running, ahead.running,
-        zero + waiting, zero + backlog, num_blocks - ahead.used, ahead.context, zero, zero, ahead.ends,
-        zero + limited_by,
+        zero + waiting, zero + backlog, num_blocks - ahead.used, ahead.context, zero, zero,
+        ahead.ends, zero + limited_by,
     ])
     return lax.dynamic_update_slice(log, columns, (0, place))

@@ -89,7 +89,7 @@ class Run:
 def begin(state: State, requests: Stream, rungs: int, shape: Shape) -> Run:
     """Before the first turn."""
     limits = shape.limits
-    zero = np.int32(0)
+    zero: Any = np.int32(0)
     return Run(
         state=state, stream=requests, notes=book.empty_notes(limits.rows),
         kept=book.empty_kept(requests.prompt.shape[0]), first=zero, arrived=zero, ended=zero,
@@ -194,7 +194,7 @@ def _iteration(policy: Policy, pace: Pace, run: Run, shape: Shape) -> Run:
     state = replace(
         state, last_kind=jnp.where(executes, state.last_kind, idle.last_kind),
         last_duration=time.select(executes, state.last_duration, idle.last_duration),
-        newest=None if state.newest is None
+        newest=None if state.newest is None or idle.newest is None
         else jnp.where(executes, state.newest, idle.newest),
     )
     run = replace(run, state=state)

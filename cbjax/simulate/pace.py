@@ -6,6 +6,7 @@ loop does.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -53,11 +54,10 @@ def pace_of(
     for name, value in (("host_s", host_s), ("compile_s", compile_s)):
         if not 0 <= value < _MOST_S:
             raise ValueError(f"{name} = {value!r}: give seconds, 0 or more")
-    return Pace(
-        cost, time.from_seconds(host_s), np.float32(compile_s), np.bool_(padded),
-        *(np.array([getattr(rung, name) for rung in rungs.rungs], np.int32)
-          for name in ("tokens", "sequences")),
-    )
+    sizes = np.array([(rung.tokens, rung.sequences) for rung in rungs.rungs], np.int32)
+    # numpy numbers: a compiled function takes them in without a device copy first.
+    numbers: tuple[Any, ...] = (np.float32(compile_s), np.bool_(padded), *sizes.T)
+    return Pace(cost, time.from_seconds(host_s), *numbers)
 
 
 def rung_of(pace: Pace, tokens: Int[Array, "K"], sequences: Int[Array, "K"]) -> Int[Array, "K"]:

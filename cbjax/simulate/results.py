@@ -12,7 +12,7 @@ from cbjax.core.ladder import Ladder
 from cbjax.core.reasons import FinishReason, LimitedBy, Refusal
 from cbjax.core.time import NANOSECONDS
 from cbjax.metrics import ITERATION_COLUMNS, MEMORY_COLUMNS, REQUEST_COLUMNS, Tables
-from cbjax.simulate import book, log
+from cbjax.simulate import book, histogram, log
 from cbjax.simulate.book import NEVER, REFUSED
 from cbjax.simulate.simulate import Simulated
 
@@ -83,6 +83,7 @@ def iterations_table(done: Simulated) -> pl.DataFrame:
     rung = rungs_of(
         done.rungs, scheduled + column["extra_tokens"], column["sequences"]
     )
+    words = np.array([reason.word for reason in LimitedBy])
     padded = np.array([one.tokens for one in done.rungs.rungs])[rung] - scheduled
     values: Mapping[str, object] = {
         "iteration": np.arange(len(scheduled)), "start_s": _seconds(column, "start"),
@@ -99,10 +100,30 @@ def iterations_table(done: Simulated) -> pl.DataFrame:
         "used_blocks": int(done.system.num_blocks) - column["free_blocks"],
         "free_blocks": column["free_blocks"], "preempted": column["preempted"],
         "admitted": column["admitted"], "finished": column["finished"],
-        "limited_by": np.array([reason.word for reason in LimitedBy])[column["limited_by"]].tolist(),
+        "limited_by": words[column["limited_by"]].tolist(),
         "repeats": np.ones(len(scheduled), np.int64),
     }
     return pl.DataFrame(values, schema=dict(ITERATION_COLUMNS))
+
+
+def describe_gaps(done: Simulated) -> dict[str, float | int | None]:
+    """The gaps between tokens as `metrics.describe` would, from the histogram; max is exact.
+
+    Every other value is within `histogram.MOST_RELATIVE_ERROR` of the exact one.
+    """
+    count = int(done.gaps.sum())
+    if not count:
+        return {**dict.fromkeys(("mean", "p50", "p90", "p95", "p99", "max")), "count": 0}
+    points = histogram.percentiles_s(done.gaps, np.array([50, 90, 95, 99])).tolist()
+    seconds, nanoseconds = (
+        done.kept[:, book.COLUMNS.index(f"max_gap_{part}")].astype(np.int64) for part in ("s", "ns")
+    )
+    longest = int(np.max(np.where(seconds == NEVER, 0, seconds * NANOSECONDS + nanoseconds)))
+    mean = float(np.dot(done.gaps, histogram.middles_s()) / count)
+    return {
+        "mean": mean, **dict(zip(("p50", "p90", "p95", "p99"), points, strict=True)),
+        "max": longest / NANOSECONDS, "count": count,
+    }
 
 
 def memory_table(done: Simulated) -> pl.DataFrame:

@@ -1,6 +1,7 @@
 """The workload as arrays: the loop looks at a window of it, whatever its length."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -104,14 +105,16 @@ def stream_of_columns(
     ids = np.zeros((rows, limits.context), np.int32)
     if token_ids is not None:
         ids[:count] = token_ids
+    numbers: dict[str, Any] = dict(
+        prompt=column(prompt), max_tokens=column(max_tokens),
+        priority=column(np.zeros(count) if priority is None else priority), token_ids=ids,
+        count=np.int32(count), concurrency=np.int32(concurrency),
+    )
     return Stream(
         arrival=Time(
             column(np.where(known, moments // NANOSECONDS, _LAST), _LAST),
             column(np.where(known, moments % NANOSECONDS, NANOSECONDS - 1), NANOSECONDS - 1),
-        ),
-        prompt=column(prompt), max_tokens=column(max_tokens),
-        priority=column(np.zeros(count) if priority is None else priority), token_ids=ids,
-        count=np.int32(count), concurrency=np.int32(concurrency),
+        ), **numbers,
     )
 
 
