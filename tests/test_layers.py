@@ -29,12 +29,14 @@ BELOW = {
         "cbjax.cache", "cbjax.core", "cbjax.models", "cbjax.policies", "cbjax.metrics",
         "cbjax.workload", "pallas_kernels",
     },
+    "cbjax.simulate": {"cbjax.core", "cbjax.metrics", "cbjax.workload"},
     "cbjax.config": {
         "cbjax.core", "cbjax.policies", "cbjax.metrics", "cbjax.workload", "cbjax.results"
     },
     "cbjax.experiment": {
         "cbjax.cache", "cbjax.config", "cbjax.core", "cbjax.engine", "cbjax.models",
-        "cbjax.workload", "cbjax.metrics", "cbjax.results", "cbjax.report", "cbjax.capacity",
+        "cbjax.simulate", "cbjax.workload", "cbjax.metrics", "cbjax.results", "cbjax.report",
+        "cbjax.capacity",
     },
     "cbjax.run": {"cbjax.config", "cbjax.experiment", "cbjax.results"},
 }
@@ -46,7 +48,7 @@ ONLY_IN = {
     "rich": {"cbjax.report", "cbjax.run", "cbjax.parity", "cbjax.roofline"},
     "polars": {
         "cbjax.metrics", "cbjax.results", "cbjax.report", "cbjax.experiment", "cbjax.roofline",
-        "cbjax.workload",
+        "cbjax.simulate", "cbjax.workload",
     },
     "flax": {"cbjax.models"},
     "tokenizers": {"cbjax.models"},
@@ -55,7 +57,7 @@ ONLY_IN = {
     "safetensors": {"cbjax.models"},
     "jax": {
         "pallas_kernels", "cbjax.core", "cbjax.policies", "cbjax.models", "cbjax.engine",
-        "cbjax.experiment", "cbjax.parity",
+        "cbjax.experiment", "cbjax.parity", "cbjax.simulate",
     },
 }
 MOST_LINES, MEDIAN_LINES = 400, 150

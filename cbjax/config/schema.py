@@ -218,9 +218,22 @@ class WorkloadConfig:
 
 @dataclass
 class BackendConfig:
-    """What serves the workload: a file of `cbjax/experiment/backends`."""
+    """What serves the workload: a file of `cbjax/experiment/backends`.
+
+    The rest is for `simulated`: `cost` names a cost model and gives its numbers; `host_s`,
+    `compile_s` and `padded` say what else costs time, see `cbjax.simulate.simulate`.
+    """
 
     name: str = "model"
+    cost: dict[str, Any] = field(default_factory=dict)
+    host_s: float = 0.0
+    compile_s: float = 0.0
+    padded: bool = False
+    leap: bool = True
+
+    def __post_init__(self) -> None:
+        require_at_least("backend.host_s", self.host_s, 0)
+        require_at_least("backend.compile_s", self.compile_s, 0)
 
 
 @dataclass

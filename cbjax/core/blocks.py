@@ -39,8 +39,10 @@ def empty_blocks(
 ) -> Blocks:
     """A whole pool: `usable` free blocks of a capacity of N, tables of M for P rows.
 
-    With `content` > 0 that many token ids of registered blocks are kept, for prefix sharing.
+    With `content` > 0 that many token ids of registered blocks are kept, for prefix sharing. With
+    tables of length 0 the pool only counts: no block has a name.
     """
+    capacity = capacity if table else 0
     return Blocks(
         tables=jnp.full((rows, table), NO_BLOCK, jnp.int32),
         refs=jnp.zeros(capacity, jnp.int32),
@@ -65,6 +67,8 @@ def allocate(
     Returns:
         The pool with longer tables.
     """
+    if not blocks.tables.shape[1]:
+        return replace(blocks, free=blocks.free - jnp.sum(need))
     ring_size = blocks.ring.shape[0]
     ends = jnp.cumsum(need)
     starts = ends - need
@@ -106,6 +110,8 @@ def release(blocks: Blocks, mask: Bool[Array, "P"], held: Int[Array, "P"]) -> Bl
     Returns:
         The pool. The tables are left alone: what a row does not hold is stale.
     """
+    if not blocks.tables.shape[1]:
+        return replace(blocks, free=blocks.free + jnp.sum(jnp.where(mask, held, 0)))
     ring_size = blocks.ring.shape[0]
     column = jnp.arange(blocks.tables.shape[1])
 

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int
 
+_MAY_BE_NONE = ("blocks_per_sequence", "context", "cached_tokens")
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -21,7 +23,8 @@ class Limits:
         window: W, waiting requests that a policy can see.
         tokens: T, most tokens of one iteration.
         blocks: N, KV blocks.
-        blocks_per_sequence: M, length of a block table.
+        blocks_per_sequence: M, length of a block table; 0 keeps no tables and only counts blocks
+            (simulation needs only their number).
         inbox: A, arrivals and aborts that one `schedule` takes in.
         context: C, token ids kept per row; 0 keeps none (simulation needs only their number).
         cached_tokens: K, token ids kept of cached blocks; 0 = no prefix sharing.
@@ -39,7 +42,7 @@ class Limits:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            least = 0 if field.name in ("context", "cached_tokens") else 1
+            least = 0 if field.name in _MAY_BE_NONE else 1
             if not isinstance(value, int) or value < least:
                 raise ValueError(
                     f"limits.{field.name} = {value!r}: give a whole number of at least {least}"
@@ -88,7 +91,7 @@ def system(
             "raise the limit or use fewer blocks"
         )
     reach = limits.blocks_per_sequence * block_size
-    if min(max_length, num_blocks * block_size) > reach:
+    if limits.blocks_per_sequence and min(max_length, num_blocks * block_size) > reach:
         raise ValueError(
             f"max_length = {max_length} tokens needs more than limits.blocks_per_sequence = "
             f"{limits.blocks_per_sequence} blocks of {block_size}: raise the limit or shorten it"

@@ -81,6 +81,10 @@ class Policy:
             results of the last iteration are in, before aborts and arrivals. Only from a policy
             that shares prefixes.
         traits: static; facts the mechanism obeys.
+        steady: static; `(knobs, PolicyState, View) -> Steady`, or None: how long the policy goes on
+            as it does now if all that runs decodes (see `core/steady.py`). None = it never says.
+        advance: static; `(knobs, PolicyState, View, turns, running) -> PolicyState`: its state
+            after so many such iterations, the last one with so many running; None = unchanged.
         seats: static; the knob that says how many requests may run at a time.
         budget: static; the knob that says how many tokens an iteration may have, or None.
     """
@@ -92,6 +96,8 @@ class Policy:
     seats: str = field(metadata={"static": True})
     budget: str | None = field(default=None, metadata={"static": True})
     settle: Callable[..., Any] | None = field(default=None, metadata={"static": True})
+    steady: Callable[..., Any] | None = field(default=None, metadata={"static": True})
+    advance: Callable[..., Any] | None = field(default=None, metadata={"static": True})
     traits: Traits = field(default=Traits(), metadata={"static": True})
 
 

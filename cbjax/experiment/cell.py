@@ -31,11 +31,11 @@ def run_cell(
     workload = build_workload(config)
     recorder = Recorder()
     served = backends.get(config.backend.name)(config, workload, recorder, shared, progress)
-    tables = recorder.tables()
+    tables = recorder.tables() if served.tables is None else served.tables
     summary = summarise(
         tables.requests, tables.iterations, schedule=tables.schedule, memory=tables.memory,
         slo=Slo(**asdict(config.slo)), backend=config.backend.name,
-        offered_rate=workload.offered_rate,
+        offered_rate=workload.offered_rate, itl_s=served.itl_s,
     )
     level = next(level for level in LEVELS if level == config.record)
     with study.new_run(settings(cell), config.seed) as folder:

@@ -45,6 +45,7 @@ def summarise(
     window: tuple[float, float] | None = None,
     backend: str,
     offered_rate: float | None = None,
+    itl_s: Mapping[str, float | int | None] | None = None,
 ) -> dict[str, Any]:
     """Summarise one run.
 
@@ -60,6 +61,8 @@ def summarise(
         backend: "model", "simulated", "endpoint", ...
         offered_rate: requests per second that the workload offers; None where it offers no rate
             (all at once, closed loop).
+        itl_s: the gaps between tokens, described as by `describe`, of a run that counted them
+            but kept no token's time; of the whole run, whatever the window.
 
     Returns:
         `backend`, `offered_rate`, `window`, `slo`, `rules` (how values were computed),
@@ -74,12 +77,12 @@ def summarise(
     arrived = judged.filter(measured.holds("scheduled_arrival_s"))
     latencies = request_latencies(arrived)
     completed = arrived.filter(pl.col("outcome") == "completed")
-    not_measured = _not_measured(completed)
+    not_measured = _not_measured(completed, itl_s is not None)
     counts = {name: int((arrived["outcome"] == name).sum()) for name in OUTCOMES}
     stability = queue_stability(arrived)
     utilisation = kv_utilisation(iterations, memory, measured)
 
-    metrics: dict[str, Any] = _latency_metrics(latencies, completed, not_measured)
+    metrics: dict[str, Any] = _latency_metrics(latencies, completed, not_measured, itl_s)
     metrics |= _throughput(judged, measured)
     metrics |= {
         "completed": counts["completed"],
@@ -117,22 +120,25 @@ def summarise(
     }
 
 
-def _not_measured(completed: pl.DataFrame) -> dict[str, str]:
+def _not_measured(completed: pl.DataFrame, counted: bool) -> dict[str, str]:
     if answers_were_streamed(completed) is False:
         return dict.fromkeys(("itl_s", "tpot_s", "max_itl_s"), NOT_STREAMED)
-    if "token_times_s" not in completed.columns:
+    if "token_times_s" not in completed.columns and not counted:
         return {"itl_s": NO_TOKEN_TIMES}
     return {}
 
 
 def _latency_metrics(
-    latencies: pl.DataFrame, completed: pl.DataFrame, not_measured: Mapping[str, str]
+    latencies: pl.DataFrame, completed: pl.DataFrame, not_measured: Mapping[str, str],
+    itl_s: Mapping[str, float | int | None] | None,
 ) -> dict[str, Any]:
     of_completed = latencies.filter(pl.col("outcome") == "completed")
     described: dict[str, Any] = {}
     for name in LATENCIES:
         if name in not_measured:
             described[name] = describe(pl.Series([], dtype=pl.Float64))
+        elif name == "itl_s" and "token_times_s" not in completed.columns and itl_s is not None:
+            described[name] = dict(itl_s)
         elif name == "itl_s":
             described[name] = describe(inter_token_gaps(completed))
         else:

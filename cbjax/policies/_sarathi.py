@@ -12,6 +12,7 @@ from cbjax.core.decision import Decision, Requeue
 from cbjax.core.limits import blocks_for
 from cbjax.core.reasons import LimitedBy, Refusal
 from cbjax.core.rows import Status
+from cbjax.core.steady import UNBOUNDED, Steady, while_nobody_can_enter
 from cbjax.core.view import View
 
 MOST_STAGES = 32  # of a chunking schedule
@@ -67,6 +68,22 @@ class Rules:
 
     def __call__(self, knobs: dict, carried: Carried, view: View) -> tuple[Decision, Carried]:
         return getattr(self, f"_{self.scheduler}")(knobs, carried, view)
+
+    def steady(self, knobs, carried: Carried, view: View) -> Steady:
+        """A token for each; every decode asks for a free block, whether or not it needs one."""
+        fixed = self.scheduler == "faster_transformer"
+        says = while_nobody_can_enter(view, spare=0 if self.reserves else 1)
+        if not fixed:
+            return says
+        waits = jnp.where(view.num_waiting > 0, int(LimitedBy.BATCH_RUNNING), 0)
+        # Who is too long is refused even while the batch runs, once it is seen.
+        return replace(
+            says, turns=jnp.int32(UNBOUNDED), through=jnp.bool_(True), limited_by=waits
+        )
+
+    def advance(self, knobs, carried: Carried, view: View, turns, running) -> Carried:
+        """Without prompts it is always the decodes' turn."""
+        return replace(carried, decode_turn=jnp.bool_(False))
 
     def _sarathi(self, knobs, carried: Carried, view: View):
         decodes = _decodes(view)

@@ -34,11 +34,14 @@ def start(initial: float, least_factor: float) -> Ratio:
     return Ratio(now=now, rest=jnp.int32(0), initial=now, least=least)
 
 
-def decay(ratio: Ratio, steps: Int[Array, ""]) -> Ratio:
-    """One decode step further on the way from the initial value to the least."""
+def decay(ratio: Ratio, steps: Int[Array, ""], turns: Int[Array, ""] | int = 1) -> Ratio:
+    """Some decode steps further on the way from the initial value to the least."""
     span = ratio.initial - ratio.least
-    rest = ratio.rest + span % steps
-    now = ratio.now - span // steps - rest // steps
+    each = span // steps
+    # No more than lead to the end, so that the product fits 32 bits.
+    turns = jnp.minimum(turns, ratio.now // jnp.maximum(each, 1) + 1)
+    rest = ratio.rest + span % steps * turns
+    now = ratio.now - each * turns - rest // steps
     ends = now <= ratio.least
     return replace(
         ratio, now=jnp.where(ends, ratio.least, now), rest=jnp.where(ends, 0, rest % steps)

@@ -9,6 +9,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Int
 
 from cbjax.core.rows import NO_ROW, Status
+from cbjax.core.steady import Steady, while_nobody_can_enter
 from cbjax.core.view import View
 from cbjax.policies._sglang_ratio import Ratio
 
@@ -53,6 +54,17 @@ def merge(knobs: dict, carried: Carried, view: View) -> tuple[Carried, View]:
         jnp.any(carried.fresh), lambda: _rotate(view, carried), lambda: view.running
     )
     return carried, replace(view, running=running)
+
+
+def steady(knobs: dict, carried: Carried, view: View) -> Steady:
+    """Decode steps of one running batch: nobody joins it, nothing is half computed."""
+    runs = view.rows.status == Status.RUNNING
+    settled = jnp.all(carried.member == runs) & ~jnp.any(carried.last | carried.fresh)
+    settled &= (carried.chunked == NO_ROW) & (carried.ghosts == 0) & (carried.idle == 0)
+    settled &= carried.last_size == 0
+    says = while_nobody_can_enter(view, open_=settled)
+    # A place that is kept for a while makes an end matter.
+    return replace(says, through=says.through & ~jnp.asarray(knobs["keep_finished"]))
 
 
 def _rotate(view: View, carried: Carried) -> Int[Array, "S"]:

@@ -11,6 +11,7 @@ from cbjax.core import rules
 from cbjax.core.limits import blocks_for
 from cbjax.core.policy import Policy, Traits, no_state, require_positive
 from cbjax.core.reasons import LimitedBy
+from cbjax.core.steady import while_nobody_can_enter
 from cbjax.core.view import View
 from cbjax.policies._reservation import reservation_number, reserved_slots
 
@@ -34,7 +35,7 @@ def orca(max_bs: int = 8, reservation: str = "oracle") -> Policy:
     require_positive(max_bs=max_bs)
     return Policy(
         knobs=dict(max_bs=max_bs, reservation=reservation_number(reservation)), name="orca",
-        init=no_state, decide=_decide, seats="max_bs",
+        init=no_state, decide=_decide, steady=_steady, seats="max_bs",
         traits=Traits(whole_prompts=True, reserves_output=True),
     )
 
@@ -69,3 +70,8 @@ def _decide(knobs: dict, state: tuple, view: View):
         True,
     )
     return rules.decide(view, queue), state
+
+
+def _steady(knobs: dict, state: tuple, view: View):
+    """A token for each; the queue stops at the first request while all seats are taken."""
+    return while_nobody_can_enter(view, seats=knobs["max_bs"])

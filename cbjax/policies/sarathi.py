@@ -102,6 +102,8 @@ def sarathi(
         budget = "max_batched_tokens"
     return Policy(
         knobs=knobs, name="sarathi", init=_init if not faithful else _init_faithful, decide=rules,
+        steady=None if faithful else rules.steady,
+        advance=rules.advance if scheduler == "simple_chunking" else None,
         seats="max_num_seqs", budget=budget if budget in knobs else None,
         traits=Traits(
             whole_prompts=rules.whole_prompts, reserves_output=rules.reserves,

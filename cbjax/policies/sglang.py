@@ -27,7 +27,7 @@ from cbjax.policies._sglang_admission import CLIP, Adder, Admission
 from cbjax.policies._sglang_decode import decode
 from cbjax.policies._sglang_order import ORDERS
 from cbjax.policies._sglang_prefill import prefill
-from cbjax.policies._sglang_state import Carried, merge, unseen
+from cbjax.policies._sglang_state import Carried, merge, steady, unseen
 
 
 def sglang(
@@ -139,7 +139,7 @@ def sglang(
     ahead = not disable_overlap_schedule
     return Policy(
         knobs=knobs, name="sglang", init=_INIT[ahead, not disable_radix_cache],
-        decide=_DECIDE[ahead],
+        decide=_DECIDE[ahead], steady=steady, advance=_ADVANCE[ahead],
         seats="max_running_requests",
         budget="chunked_prefill_size" if chunked_prefill_size > 0 else None,
         traits=Traits(
@@ -244,6 +244,19 @@ def _decide(knobs: dict, carried: Carried, view: View, *, ahead: bool):
     )
 
 
+def _advance(
+    knobs: dict, carried: Carried, view: View, turns, running, *, ahead: bool
+) -> Carried:
+    """Decode steps only: the ratio falls, the turns are counted."""
+    runs = view.rows.status == Status.RUNNING
+    return replace(
+        carried, turn=carried.turn + turns,
+        ratio=ratios.decay(carried.ratio, knobs["new_token_ratio_decay_steps"], turns),
+        unseen=runs.astype(jnp.int32) if ahead else carried.unseen,
+    )
+
+
+_ADVANCE = {ahead: partial(_advance, ahead=ahead) for ahead in (False, True)}
 _DECIDE = {ahead: partial(_decide, ahead=ahead) for ahead in (False, True)}
 _INIT = {
     (ahead, shares): partial(_init, ahead=ahead, shares=shares)

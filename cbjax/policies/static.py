@@ -5,8 +5,12 @@ systems differ in them: padding (prompts padded to the longest, finished rows co
 delivery (a token at once, or with the whole batch).
 """
 
+import jax.numpy as jnp
+
 from cbjax.core.limits import Limits, System
 from cbjax.core.policy import Policy, Traits, require_positive
+from cbjax.core.reasons import LimitedBy
+from cbjax.core.steady import UNBOUNDED, steady
 from cbjax.core.view import View
 from cbjax.policies._batch import Batch, carry_out, form, no_batch
 from cbjax.policies._reservation import reservation_number
@@ -47,7 +51,7 @@ def static(
             max_batch_size=max_batch_size, padded=padding == "padded",
             reservation=reservation_number(reservation),
         ),
-        name="static", init=_init, decide=_decide, seats="max_batch_size",
+        name="static", init=_init, decide=_decide, steady=_steady, seats="max_batch_size",
         traits=Traits(
             whole_prompts=True, reserves_output=True,
             deliver_at="token" if delivery == "stream" else "batch_end",
@@ -63,3 +67,14 @@ def _decide(knobs: dict, batch: Batch, view: View):
     how = dict(padded=knobs["padded"], reservation=knobs["reservation"])
     queue = form(view, most=knobs["max_batch_size"], **how)
     return carry_out(view, queue, batch, size=queue.admitted, **how)
+
+
+def _steady(knobs: dict, batch: Batch, view: View):
+    """A token for each until the last one ends, whoever waits."""
+    return steady(
+        UNBOUNDED, through=True,
+        limited_by=jnp.where(
+            view.num_waiting > 0, int(LimitedBy.BATCH_RUNNING), int(LimitedBy.QUEUE_EMPTY)
+        ),
+        width=jnp.where(knobs["padded"], batch.size, 0),
+    )

@@ -20,6 +20,7 @@ from cbjax.core.limits import Limits, System, blocks_for
 from cbjax.core.policy import Policy, Traits, require_positive
 from cbjax.core.reasons import LimitedBy, Refusal
 from cbjax.core.rows import NO_ROW, Status
+from cbjax.core.steady import Steady, while_nobody_can_enter
 from cbjax.core.time import Time
 from cbjax.core.view import View
 from cbjax.policies._chunks import equal_progress, first_come
@@ -99,6 +100,7 @@ def tensorrt_llm(
             batch_wait_max_tokens_ratio=batch_wait_max_tokens_ratio,
         ),
         name="tensorrt_llm", init=_init, decide=_EVICTING if evicts else _RESERVING,
+        steady=_steady, advance=_advance,
         seats="max_batch_size", budget="max_num_tokens",
         traits=Traits(reserves_output=not evicts),
     )
@@ -200,6 +202,21 @@ def _decide(knobs: dict, carried: Carried, view: View, *, evicts: bool):
 
 
 _EVICTING, _RESERVING = partial(_decide, evicts=True), partial(_decide, evicts=False)
+
+
+def _steady(knobs: dict, carried: Carried, view: View) -> Steady:
+    """A token for each while nobody waits and all contexts are computed."""
+    rows = view.rows
+    generates = (rows.status != Status.RUNNING) | (rows.computed >= carried.context)
+    fits = view.num_running <= knobs["max_num_tokens"]
+    return while_nobody_can_enter(view, open_=jnp.all(generates) & fits)
+
+
+def _advance(knobs: dict, carried: Carried, view: View, turns, running) -> Carried:
+    """What whoever looks on sees of the last iteration."""
+    return replace(
+        carried, active=jnp.minimum(knobs["max_batch_size"], running), fitting=running
+    )
 
 
 def _let_in(knobs, view: View, refused, runs, generates, need, evicts: bool):

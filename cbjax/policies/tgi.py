@@ -20,6 +20,7 @@ from cbjax.core.limits import Limits, System, blocks_for
 from cbjax.core.policy import Policy, Traits, require_positive
 from cbjax.core.reasons import LimitedBy, Refusal
 from cbjax.core.rows import Status
+from cbjax.core.steady import Steady, while_nobody_can_enter
 from cbjax.core.view import View
 
 
@@ -88,7 +89,8 @@ def tgi(
             default_generation_length=default_generation_length, rounds=version == "v2",
         ),
         name="tgi", init=_init_mixed if chunks else _init_alternating,
-        decide=_mixed if chunks else _alternating, seats="max_batch_size",
+        decide=_mixed if chunks else _alternating, steady=_steady,
+        advance=None if chunks else _advance, seats="max_batch_size",
         budget="max_batch_prefill_tokens", traits=Traits(whole_prompts=not chunks),
     )
 
@@ -197,6 +199,20 @@ def _alternating(knobs: dict, loop: Loop, view: View):
         # The first prefill of a batch may be followed by another, a later one may not.
         must_decode=prefills & ~idle,
     )
+
+
+def _steady(knobs: dict, state: Loop | tuple, view: View) -> Steady:
+    """A token for each while nobody waits, until one has had what is reserved for it."""
+    most = knobs["default_generation_length"]
+    made = jnp.max(view.in_run_order(view.rows.known - view.rows.prompt))
+    says = while_nobody_can_enter(view)
+    left = jnp.where(most > 0, most - made, says.turns)
+    return replace(says, turns=jnp.minimum(says.turns, left))
+
+
+def _advance(knobs: dict, loop: Loop, view: View, turns, running) -> Loop:
+    """One more with each decode."""
+    return Loop(loop.waiting_tokens + turns, jnp.bool_(False))
 
 
 def _mixed(knobs: dict, state: tuple, view: View):

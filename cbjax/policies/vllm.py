@@ -17,6 +17,7 @@ from cbjax.core.limits import Limits, System, blocks_for
 from cbjax.core.policy import Policy, Traits, require_positive
 from cbjax.core.reasons import LimitedBy
 from cbjax.core.sharing import Shared
+from cbjax.core.steady import while_nobody_can_enter
 from cbjax.core.view import View
 
 
@@ -79,7 +80,7 @@ def vllm(
     )
     return Policy(
         knobs=knobs, name="vllm", init=_init, decide=_DECIDE[policy], seats="max_num_seqs",
-        budget="max_num_batched_tokens",
+        budget="max_num_batched_tokens", steady=_steady,
         traits=Traits(shares=enable_prefix_caching, register_at="schedule"),
     )
 
@@ -177,6 +178,14 @@ def _decide(knobs: dict, watermark_blocks, view: View, *, priority: bool):
             requeue=jnp.full(view.rows.held.shape, int(Requeue.KEPT), jnp.int32),
         )
     return rules.decide(view, queue, **room), watermark_blocks
+
+
+def _steady(knobs: dict, watermark_blocks, view: View):
+    """A token for each; the queue stops at the first request while all seats are taken."""
+    return while_nobody_can_enter(
+        view, open_=view.num_running <= knobs["max_num_batched_tokens"],
+        seats=knobs["max_num_seqs"],
+    )
 
 
 _DECIDE = {

@@ -13,7 +13,7 @@ from typing import Any
 from cbjax.config import ConfigError, RunConfig
 from cbjax.config.errors import nearest
 from cbjax.config.paths import module_names
-from cbjax.metrics import Recorder
+from cbjax.metrics import Recorder, Tables
 from cbjax.workload import Workload
 
 Progress = Callable[[str, int, int], None]
@@ -37,10 +37,14 @@ class Served:
     Attributes:
         answers: in the order of the requests; none where nothing generates text.
         environment: facts for `cbjax.results.environment`.
+        tables: the run's rows, if the recorder was not told of them one by one.
+        itl_s: gaps between tokens, described, where no token's time is kept.
     """
 
     answers: Sequence[Answer] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
+    tables: Tables | None = None
+    itl_s: Mapping[str, float | int | None] | None = None
 
 
 Backend = Callable[[RunConfig, Workload, Recorder, dict[str, Any], Progress | None], Served]

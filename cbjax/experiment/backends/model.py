@@ -8,9 +8,9 @@ import jax
 from cbjax.config import ConfigError, RunConfig, build_policy
 from cbjax.engine import Engine
 from cbjax.experiment.backends import Answer, Progress, Served
+from cbjax.experiment.backends._loaded import loaded
 from cbjax.experiment.sizes import ladder_of, sizes_of
 from cbjax.metrics import Recorder
-from cbjax.models import load_model
 from cbjax.workload import Workload, tokenise_workload
 
 # JAX keeps compiled programs for the life of the process, so only its first run starts cold.
@@ -53,12 +53,7 @@ def serve(
 
 def _engine(config: RunConfig, shared: dict[str, Any], progress: Progress | None) -> Engine:
     """An engine for the config; its weights are loaded once per study."""
-    name = f"{config.model.source}, {config.model.dtype}"
-    if name not in shared:
-        if progress:
-            progress(f"loading {config.model.source}", 0, 1)
-        shared[name] = load_model(config.model.source, config.model.dtype)
-    model = shared[name]
+    model = loaded(config, shared, progress)
     policy = build_policy(config.policy)
     max_length = min(config.model.max_length or model.config.max_length, model.config.max_length)
     return Engine(

@@ -1,0 +1,65 @@
+"""Steady decoding: what a policy says of the iterations ahead while all that runs decodes.
+
+When every running request decodes, nobody arrives and blocks suffice, most policies decide the same
+iteration after iteration. A simulator may then take many at once. Which policy does so, and for how
+long, only the policy knows: it answers with a `Steady`.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from cbjax.core.reasons import LimitedBy
+from cbjax.core.view import View
+
+UNBOUNDED = 1 << 30
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Steady:
+    """The iterations ahead, all alike: each running row gets a token, nothing else changes.
+
+    It is asked when every running row has one token to compute, its answer's last one. It holds as
+    long as nobody arrives and the blocks that the rows need leave `spare` ones free.
+    """
+
+    turns: Int[Array, ""]  # most iterations that are alike; 0 = ask `decide`
+    through: Bool[Array, ""]  # an end changes nothing for the others; else it ends the sameness
+    limited_by: Int[Array, ""]  # LimitedBy of all of them
+    spare: Int[Array, ""]  # blocks that stay free beyond what the rows need
+    width: Int[Array, ""]  # positions of each iteration at least, padding asked for included
+
+
+def steady(
+    turns: Int[Array, ""] | int, *, through: Bool[Array, ""] | bool,
+    limited_by: Int[Array, ""] | int = LimitedBy.QUEUE_EMPTY, spare: int = 0,
+    width: Int[Array, ""] | int = 0,
+) -> Steady:
+    """The record from plain numbers."""
+    return Steady(
+        *(jnp.asarray(turns, jnp.int32), jnp.asarray(through)),
+        *(jnp.asarray(value, jnp.int32) for value in (limited_by, spare, width)),
+    )
+
+
+def while_nobody_can_enter(
+    view: View, *, open_: Bool[Array, ""] | bool = True, seats: Int[Array, ""] | None = None,
+    spare: int = 0,
+) -> Steady:
+    """Steady for as long as nobody waits, or, with `seats`, while all of them are taken.
+
+    Args:
+        view: the table.
+        open_: further conditions of the policy.
+        seats: seats of a policy whose queue stops at the first request once they are taken.
+        spare: blocks that stay free.
+    """
+    empty = view.num_waiting == 0
+    taken = jnp.bool_(False) if seats is None else view.num_running >= seats
+    return steady(
+        jnp.where((empty | taken) & open_, UNBOUNDED, 0), through=empty,
+        limited_by=jnp.where(empty, int(LimitedBy.QUEUE_EMPTY), int(LimitedBy.SEATS)), spare=spare,
+    )

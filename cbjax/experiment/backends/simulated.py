@@ -1,0 +1,122 @@
+"""The real scheduler under a virtual clock: a cost model says how long each iteration takes."""
+
+import inspect
+from typing import Any
+
+from cbjax.cache import cache_dir
+from cbjax.config import ConfigError, RunConfig, build_policy
+from cbjax.config.errors import nearest
+from cbjax.core.limits import Limits, System, system
+from cbjax.core.policy import Policy
+from cbjax.core.sizing import limits_for
+from cbjax.engine.compiles import keep_compiled_programs
+from cbjax.experiment.backends import Progress, Served
+from cbjax.experiment.backends._loaded import loaded
+from cbjax.experiment.sizes import ladder_of, sizes_of
+from cbjax.metrics import Recorder
+from cbjax.simulate import Simulated, SimulationStalled, costs, histogram, simulate
+from cbjax.simulate.replay import replay
+from cbjax.simulate.results import describe_gaps, tables
+from cbjax.simulate.work import Cost
+from cbjax.workload import Workload, tokenise_workload
+
+
+def serve(
+    config: RunConfig, workload: Workload, recorder: Recorder, shared: dict[str, Any],
+    progress: Progress | None,
+) -> Served:
+    """Serve the workload; see `cbjax.experiment.backends`."""
+    policy = build_policy(config.policy)
+    cost = build_cost(config)
+    keep_compiled_programs(cache_dir() / "programs")
+    if any(request.prompt_tokens is None for request in workload):
+        model = loaded(config, shared, progress)
+        workload = tokenise_workload(
+            workload, model.tokenizer, vocab_size=model.config.vocab_size,
+            excluded_ids=model.config.eos_ids,
+        )
+    exact = config.record == "tokens"
+    try:
+        limits, numbers = _sizes(config, policy)
+        given = config.backend
+        done = simulate(
+            workload, policy, cost, limits, system=numbers,
+            rungs=ladder_of(config, policy, int(numbers.max_length)), host_s=given.host_s,
+            compile_s=given.compile_s, padded=given.padded, leap=given.leap, pages=exact,
+            progress=progress,
+        )
+    except (ValueError, SimulationStalled) as error:
+        raise ConfigError(str(error)) from error
+    about: dict[str, Any] = dict(
+        class_names=[request.class_name for request in workload],
+        priorities=[request.priority for request in workload],
+    )
+    facts = _facts(config, done)
+    if exact:
+        replay(done, recorder, deliver_at=policy.traits.deliver_at, **about)
+        return Served(environment=facts)
+    streams = policy.traits.deliver_at == "token"
+    return Served(
+        environment=facts, tables=tables(done, **about),
+        itl_s=describe_gaps(done) if streams else None,
+    )
+
+
+def build_cost(config: RunConfig) -> Cost:
+    """The cost model that `config.backend.cost` names, with its own numbers.
+
+    Raises:
+        ConfigError: no such cost model, or a number it does not take.
+    """
+    given = {name: value for name, value in config.backend.cost.items() if value is not None}
+    name = given.pop("name", None)
+    if name not in costs.names:
+        raise ConfigError(f"backend.cost.name = {name!r}: {nearest(str(name), costs.names)}")
+    build = costs.get(name)
+    known = list(inspect.signature(build).parameters)
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"backend.cost.{key} = {given[key]!r}: {nearest(key, known)}")
+    try:
+        return build(**given)
+    except (TypeError, ValueError, FileNotFoundError) as error:
+        raise ConfigError(f"backend.cost ({name}): {error}") from error
+
+
+def _sizes(config: RunConfig, policy: Policy) -> tuple[Limits, System]:
+    """Capacities and numbers; blocks have names only where prefixes are shared."""
+    for field, value in (
+        ("kv.num_blocks", config.kv.blocks), ("model.max_length", config.model.max_length)
+    ):
+        if value is None:
+            raise ConfigError(f"{field} = null: a simulation measures no memory; give a number")
+    sizes, longest = sizes_of(config), config.model.max_length
+    assert longest is not None
+    shares = policy.traits.shares
+    limits = limits_for(
+        policy, max_length=longest, tables=shares, context=longest if shares else 0, **sizes
+    )
+    return limits, system(
+        limits, block_size=sizes["block_size"], num_blocks=sizes["num_blocks"],
+        max_length=longest,
+    )
+
+
+def _facts(config: RunConfig, done: Simulated) -> dict[str, Any]:
+    """What was counted and what was not, for `environment.json`."""
+    given = config.backend
+    return {
+        "device": "none (virtual clock)",
+        "cost": dict(given.cost),
+        "counted": {
+            "host_s": given.host_s,
+            "padding to the rung": given.padded,
+            "compilation": f"{given.compile_s} s at a rung's first use" if given.compile_s
+            else "none: every rung was compiled before the start",
+        },
+        "prefix_cache_at_start": "empty",
+        "itl_s": "exact" if config.record == "tokens" else
+        f"from a histogram, within {histogram.MOST_RELATIVE_ERROR:.1%}",
+        "iterations": done.iteration_count,
+        "turns": done.turns,
+    }

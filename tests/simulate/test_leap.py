@@ -1,0 +1,55 @@
+"""A leap leaves behind what as many plain turns do, bit for bit, for every policy."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from cbjax.simulate import costs
+from tests.policies.beside import CASES
+from tests.simulate.against import differences, run
+
+LEAPS = {"vllm", "orca", "static", "sarathi", "sglang", "tensorrt_llm", "tgi", "triton"}
+COSTS = [
+    costs.linear(base_s=0.0041, per_token_s=2.13e-4, per_context_s=3.7e-7),
+    costs.linear(base_s=1.0),
+]
+
+
+def compare(name: str, examples: int) -> Counter:
+    """Draw systems and workloads, leap and walk, and count what was leaped over."""
+    seen: Counter = Counter()
+
+    @settings(
+        max_examples=examples, deadline=None, derandomize=True, database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=CASES[name])
+    def same(case):
+        cost = COSTS[seen["workloads"] % 2]
+        pace = 0.0173 if cost is COSTS[0] else 3.0
+        leaped = run(case, cost, pace=pace)
+        walked = run(case, cost, pace=pace, leap=False)
+        assert differences(leaped, walked) == [], case
+        seen["workloads"] += 1
+        if not isinstance(leaped, str):
+            seen["iterations"] += leaped.iteration_count
+            seen["turns"] += leaped.turns
+            seen["walked"] += walked.turns
+            seen["preempted"] += bool(leaped.kept[:, 14].max(initial=0) > 0)
+
+    same()
+    return seen
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_a_leap_is_as_many_turns(name):
+    seen = compare(name, 60 if name in LEAPS else 8)
+    if name in LEAPS:
+        assert seen["turns"] < 0.8 * seen["walked"], seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(LEAPS))
+def test_a_leap_is_as_many_turns_in_many_workloads(name):
+    compare(name, 600)
