@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
+from cbjax import hardware
 from cbjax.config.errors import ConfigError
 from cbjax.config.paths import group_choices, module_names
 
@@ -51,8 +52,9 @@ def help_text() -> str:
     groups = {
         group: sorted({*group_choices(group), *more})
         for group, more in (
-            ("policy", module_names("cbjax.policies")), ("model", []), ("workload", []),
-            ("kv", []), ("ladder", []), ("backend", []), ("slo", []),
+            ("policy", module_names("cbjax.policies")), ("model", hardware.models.names()),
+            ("hardware", hardware.names()), ("workload", []), ("kv", []), ("ladder", []),
+            ("backend", []), ("slo", []),
         )
     }
     return "\n".join([

@@ -29,16 +29,17 @@ BELOW = {
         "cbjax.cache", "cbjax.core", "cbjax.models", "cbjax.policies", "cbjax.metrics",
         "cbjax.workload", "pallas_kernels",
     },
-    "cbjax.simulate": {"cbjax.core", "cbjax.metrics", "cbjax.workload"},
+    "cbjax.simulate": {"cbjax.core", "cbjax.hardware", "cbjax.metrics", "cbjax.workload"},
     "cbjax.config": {
-        "cbjax.core", "cbjax.policies", "cbjax.metrics", "cbjax.workload", "cbjax.results"
+        "cbjax.core", "cbjax.policies", "cbjax.hardware", "cbjax.metrics", "cbjax.workload",
+        "cbjax.results",
     },
     "cbjax.experiment": {
         "cbjax.cache", "cbjax.config", "cbjax.core", "cbjax.engine", "cbjax.models",
         "cbjax.simulate", "cbjax.workload", "cbjax.metrics", "cbjax.results", "cbjax.report",
-        "cbjax.capacity",
+        "cbjax.capacity", "cbjax.hardware",
     },
-    "cbjax.run": {"cbjax.config", "cbjax.experiment", "cbjax.results"},
+    "cbjax.run": {"cbjax.hardware", "cbjax.config", "cbjax.experiment", "cbjax.results"},
 }
 # Where a library may be imported; one that is not listed may be anywhere.
 ONLY_IN = {

@@ -5,7 +5,7 @@ leaves the grid, one that the user sweeps replaces its axis, and a variant loses
 the user made; variants that no longer differ become one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -50,9 +50,16 @@ def plan_cells(study: StudyConfig, given: Sequence[Override]) -> list[CellPlan]:
         for values in product(*grid.values()):
             axes = dict(zip(grid, values, strict=True))
             place = [f"{key}={value}" for key, value in axes.items()]
-            name = ", ".join([part for part in (label, *place) if part])
+            named = [f"{short_name(key, axes)}={value}" for key, value in axes.items()]
+            name = ", ".join([part for part in (label, *named) if part])
             plans[name] = CellPlan(name, axes, (*overrides, *place))
     return list(plans.values())
+
+
+def short_name(key: str, among: Collection[str]) -> str:
+    """The last part of a dotted key, or all of it where two of them end alike."""
+    leaf = key.rpartition(".")[2]
+    return leaf if sum(one.rpartition(".")[2] == leaf for one in among) <= 1 else key
 
 
 def sweep_values(override: Override) -> list[str]:

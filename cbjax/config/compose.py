@@ -20,11 +20,12 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from cbjax import hardware
 from cbjax.config.errors import ConfigError, nearest
 from cbjax.config.paths import config_dir, group_choices, module_names
 from cbjax.config.schema import RootConfig
 
-GROUPS = ("policy", "kv", "ladder", "model", "workload", "backend", "slo")
+GROUPS = ("policy", "kv", "ladder", "model", "hardware", "workload", "backend", "slo")
 OPEN = ("policy.", "workload.trace.options.")
 Compose = Callable[[Sequence[str]], RootConfig]
 
@@ -64,11 +65,25 @@ def parse(overrides: Sequence[str]) -> list[Override]:
 def _register() -> None:
     store = ConfigStore.instance()
     store.store("schema", node=RootConfig)
-    # A policy without a YAML file of its own is chosen by its name all the same.
-    listed = group_choices("policy")
-    for name in module_names("cbjax.policies"):
-        if name not in listed:
-            store.store(name, node={"name": name}, group="policy")
+    # What has a file or a table entry of its own is chosen by its name, without YAML.
+    for group, choices in _unlisted().items():
+        listed = group_choices(group)
+        for name, node in choices.items():
+            if name not in listed:
+                store.store(name, node=node, group=group)
+
+
+def _unlisted() -> dict[str, dict[str, dict[str, Any]]]:
+    """Choices of a group beside its YAML files: name -> settings."""
+    shapes = {name: hardware.models.load(name) for name in hardware.models.names()}
+    return {
+        "policy": {name: {"name": name} for name in module_names("cbjax.policies")},
+        "hardware": {name: {"name": name} for name in hardware.names()},
+        "model": {
+            name: {"source": name, "dtype": "bfloat16", "max_length": shape.max_length}
+            for name, shape in shapes.items()
+        },
+    }
 
 
 def _compose(overrides: Sequence[str]) -> RootConfig:
@@ -92,7 +107,7 @@ def _refuse_unknown(parsed: Sequence[Override]) -> None:
     for override in parsed:
         key = override.key_or_group
         if key in GROUPS and isinstance(override.value(), str):
-            choices = {**group_choices(key), **_policies_as_choices(key)}
+            choices = {**group_choices(key), **_unlisted().get(key, {})}
             if override.value() not in choices:
                 raise ConfigError(f"{key} = {override.value()!r}: {_among(override, choices)}")
         elif key not in GROUPS and key != "experiment" and not _may_exist(key):
@@ -100,11 +115,7 @@ def _refuse_unknown(parsed: Sequence[Override]) -> None:
             raise ConfigError(f"{key} = {value}: there is no such setting; {_nearest_key(key)}")
 
 
-def _policies_as_choices(group: str) -> dict[str, str]:
-    return dict.fromkeys(module_names("cbjax.policies"), "") if group == "policy" else {}
-
-
-def _among(override: Override, choices: dict[str, str]) -> str:
+def _among(override: Override, choices: dict[str, Any]) -> str:
     return nearest(str(override.value()), choices)
 
 

@@ -17,7 +17,8 @@ class KvConfig:
     """The KV cache, sized in one of three ways.
 
     `num_blocks` blocks; or room for `positions` token positions, whatever the block size; or
-    `memory_fraction` of the free memory, which the engine measures.
+    `memory_fraction` of the free memory, which the engine measures, or of an accelerator's, which
+    the weights take their part of first.
     """
 
     block_size: int = 16
@@ -69,6 +70,17 @@ class ModelConfig:
     def __post_init__(self) -> None:
         require_at_least("model.max_length", self.max_length, 2)
         require_one_of("model.dtype", self.dtype, ["float32", "bfloat16"])
+
+
+@dataclass
+class HardwareConfig:
+    """The accelerator that a simulation stands for, a name of `cbjax.hardware`, and how many."""
+
+    name: str | None = None
+    devices: int = 1
+
+    def __post_init__(self) -> None:
+        require_at_least("hardware.devices", self.devices, 1)
 
 
 @dataclass
@@ -265,6 +277,7 @@ class RunConfig:
     kv: KvConfig = field(default_factory=KvConfig)
     ladder: LadderConfig = field(default_factory=LadderConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     backend: BackendConfig = field(default_factory=BackendConfig)
     slo: SloConfig = field(default_factory=SloConfig)

@@ -77,7 +77,7 @@ def _at(cell: Cell, load: float, seed: int, several: bool) -> Cell:
     workload = cell.config.workload
     arrivals = replace(workload.arrivals, rate=load)
     config = replace(cell.config, seed=seed, workload=replace(workload, arrivals=arrivals))
-    place = f"{cell.label}, {RATE}={load:.6g}" + (f", seed={seed}" if several else "")
+    place = f"{cell.label}, rate={load:.6g}" + (f", seed={seed}" if several else "")
     return Cell(place, {**cell.axes, RATE: str(load)}, config)
 
 

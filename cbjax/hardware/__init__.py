@@ -9,6 +9,7 @@
 
 from cbjax.hardware import models, roofline
 from cbjax.hardware.accelerators import Accelerator, load, names
+from cbjax.hardware.measured import StepTimes, step_times
 from cbjax.hardware.models import ModelShape
 from cbjax.hardware.roofline import Floor, Iteration, StepCosts
 
@@ -18,8 +19,10 @@ __all__ = [
     "Iteration",
     "ModelShape",
     "StepCosts",
+    "StepTimes",
     "load",
     "models",
     "names",
     "roofline",
+    "step_times",
 ]

@@ -30,6 +30,7 @@ from cbjax.results import (
 )
 
 MOST_DRAWN = 16
+MOST_LINES = 24
 MOST_TIMELINE_REQUESTS = 120
 MOST_TIMELINE_SEATS = 160
 
@@ -93,7 +94,7 @@ def draw_study(folder: str | Path) -> tuple[RenderableType, list[Path]]:
         runs = [read_run(folder / "runs" / name) for name in names]
         table = study_table(rows, runs, axes, title)
         written = draw_runs(runs, figures) if len(runs) <= MOST_DRAWN else []
-        if len(runs) > 1:
+        if 1 < len(runs) <= MOST_LINES:
             written.append(save(draw_by_run(rows), figures / "by_run.png"))
     if has_capacity(folder):
         table = capacity_table(read_capacity(folder), title)

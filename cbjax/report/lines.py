@@ -72,5 +72,6 @@ def lines_of(rows: pl.DataFrame, setting: str) -> list[Line]:
 def _name(row: Mapping[str, Any], setting: str) -> str:
     """A run's label without the setting and the seed; its policy where nothing is left."""
     parts = str(row["label"]).split(", ")
-    kept = [part for part in parts if not part.startswith((f"{setting}=", "seed="))]
+    leaf = setting.rpartition(".")[2]
+    kept = [part for part in parts if not part.startswith((f"{setting}=", f"{leaf}=", "seed="))]
     return ", ".join(kept) or str(row["policy"])

@@ -143,10 +143,13 @@ def plain_text(table: RenderableType, width: int = 120) -> str:
 
 
 def _each(runs: Sequence[Run], say: Any) -> str:
-    """What is said of the runs: once if all agree, otherwise by label."""
+    """What is said of the runs: once if all agree, by label of a few, of many the ends."""
     said: Mapping[str, str | None] = {run.label: say(run) for run in runs}
+    different = list(dict.fromkeys(text for text in said.values() if text))
     if len(set(said.values())) == 1:
         return next(iter(said.values())) or ""
+    if len(said) > MOST_COMPARED:
+        return f"{different[0]}; … {different[-1]} (differs between the runs)"
     return "; ".join(f"{label}: {text}" for label, text in said.items() if text)
 
 

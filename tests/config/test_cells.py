@@ -11,7 +11,7 @@ def test_variants_and_grids_are_spread():
     assert labels("worked_example") == ["static", "continuous"]
     grid = labels("budget_block_grid")
     assert len(grid) == 9
-    assert grid[0] == "budget=16, kv.block_size=4"
+    assert grid[0] == "budget=16, block_size=4"
 
 
 def test_a_sweep_on_the_command_line_multiplies_the_variants():

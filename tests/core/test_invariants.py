@@ -22,12 +22,13 @@ from cbjax.parity.driver import run_on_host
 from tests.policies.beside import CASES, LIMITS, Case, mismatch, oracle_log
 
 
+@pytest.mark.parametrize("examples", [5, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_invariants_hold_after_every_verb(name):
+def test_invariants_hold_after_every_verb(name, examples):
     """FAULTS A11, C10: over random workloads, preemptions and aborts among them."""
 
     @settings(
-        max_examples=15, deadline=None, derandomize=True, database=None,
+        max_examples=examples, deadline=None, derandomize=True, database=None,
         suppress_health_check=list(HealthCheck),
     )
     @given(case=CASES[name])

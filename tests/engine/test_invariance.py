@@ -144,12 +144,23 @@ EVERY_SYSTEM = {
     "tgi v3": lambda: policies.tgi(max_batch_prefill_tokens=32, max_batch_size=SEATS),
 }
 WITH_WEIGHTS = {"sarathi", "sglang", "tensorrt_llm evicting"}
+# One of each kind; the others run in the slow suite.
+QUICK = {
+    "vllm by priority", "sarathi", "sglang", "tensorrt_llm evicting", "transformers ahead",
+    "tgi v2", "llama_cpp",
+}
 NEVER_PREEMPT = {
     "orca reserving all", "triton", "tensorrt_llm", "tgi v2", "tgi v3", "ollama",
 }
 
 
-@pytest.mark.parametrize("name", sorted(EVERY_SYSTEM))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+        for name in sorted(EVERY_SYSTEM)
+    ],
+)
 def test_every_system_gives_the_same_tokens(request, model, requests, alone, name):
     """With room for all, and with a pool so small that those which preempt must."""
     if "smollm2" in request.node.name and name not in WITH_WEIGHTS:

@@ -11,6 +11,7 @@ from cbjax.workload import Arrivals, Workload, WorkloadRequest
 from tests.engine.serving import Ask, serve_all, small_ladder
 
 SEATS, LENGTH, TOKENS = 8, 128, 256
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,9 @@ def cold(model, requests):
     return serve_all(engine_for(model, vllm()), requests).tokens
 
 
-@pytest.mark.parametrize("policy, block_size", [("fcfs", 8), ("priority", 4)])
+@pytest.mark.parametrize(
+    "policy, block_size", [("fcfs", 8), pytest.param("priority", 4, marks=SLOW)]
+)
 def test_tokens_are_those_without_sharing(model, requests, cold, policy, block_size):
     engine = engine_for(
         model, vllm(policy=policy, enable_prefix_caching=True), block_size=block_size
@@ -80,7 +83,10 @@ def test_tokens_survive_preemption_and_eviction(model, requests, cold):
     assert served.tokens == cold
 
 
-@pytest.mark.parametrize("late, order, positions", [(True, "fcfs", 2048), (False, "lpm", 160)])
+@pytest.mark.parametrize(
+    "late, order, positions",
+    [pytest.param(True, "fcfs", 2048, marks=SLOW), (False, "lpm", 160)],
+)
 def test_a_radix_tree_gives_the_same_tokens(model, requests, cold, late, order, positions):
     """Both loops of SGLang, with room for everything and with little."""
     policy = policies.sglang(
@@ -108,7 +114,8 @@ def test_cached_tokens_reach_the_results(model):
 
 
 @pytest.mark.parametrize(
-    ("positions", "ahead"), [(2048, False), (112, False), (112, True)],
+    ("positions", "ahead"),
+    [pytest.param(2048, False, marks=SLOW), (112, False), pytest.param(112, True, marks=SLOW)],
     ids=["ample", "scarce", "ahead"],
 )
 def test_tokens_survive_equal_blocks_made_one(model, requests, cold, positions, ahead):

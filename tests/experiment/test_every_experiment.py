@@ -7,21 +7,39 @@ import yaml
 import cbjax
 from cbjax.config import experiments
 from cbjax.experiment.answers import read_answers
+from cbjax.report import capacities
+from cbjax.results import read_capacity
 from tests.experiment.toy import toy
 
+# Many cells, each of which compiles programs of its own.
+SLOW = {"decode_stall", "kv_waste", "policies"}
 
-@pytest.mark.parametrize("name", experiments())
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
+        for name in experiments()
+    ],
+)
 def test_an_experiment_runs_and_leaves_its_files(name, tmp_path):
     experiment = toy(name, tmp_path)
     result = cbjax.run_experiment(experiment)
 
     assert result.folder.parent == tmp_path / "results" / name
-    assert [run.label for run in result.runs] == [cell.label for cell in experiment.cells]
+    if experiment.study.search is None:
+        assert [run.label for run in result.runs] == [cell.label for cell in experiment.cells]
+    else:
+        found = capacities(read_capacity(result.folder))
+        assert found["label"].to_list() == [cell.label for cell in experiment.cells]
+        assert (found["capacity"] > 0).all()
     assert (result.folder / "study.json").is_file() and result.figures
     comparison = pl.read_parquet(result.folder / "comparison.parquet")
     assert len(comparison) == len(result.runs)
     assert not comparison["differs"].any(), "all differences are swept ones"
-    for run, cell in zip(result.runs, experiment.cells, strict=True):
+    cells = {cell.label: cell for cell in experiment.cells}
+    for run in result.runs:
+        cell = cells[run.label if run.label in cells else run.label.rpartition(", rate=")[0]]
         served = run.metrics["completed"] + run.metrics["rejected"]
         assert served == len(run.tables.requests) and run.metrics["completed"] > 0
         written = yaml.safe_load((run.folder / "config.yaml").read_text())

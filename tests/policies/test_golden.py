@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,11 @@ HANG_FILE = SHARED / "vllm_hang.jsonl.gz"
 RECORDED = sorted(SHARED.glob("*_open.jsonl.gz"))
 
 
-def replay_all(path: Path) -> tuple[list[str], int, str]:
+def replay_all(path: Path, every: int = 1) -> tuple[list[str], int, str]:
     """Names of the traces that differ, how many are equal, and all counts in words."""
     differ: list[str] = []
     equal = marked = not_read = 0
-    for recorded in load(path):
+    for recorded in islice(load(path), 0, None, every):
         form = format_of(recorded)
         try:
             trace = form.read(recorded)
@@ -42,12 +43,13 @@ def replay_all(path: Path) -> tuple[list[str], int, str]:
     return differ, equal, f"{path.name}: {words}"
 
 
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name.split(".")[0])
-def test_sample_of_recorded_decisions_replays_equal(path, report_line):
-    differ, equal, words = replay_all(path)
+def test_sample_of_recorded_decisions_replays_equal(path, every, report_line):
+    differ, equal, words = replay_all(path, every)
     report_line(words)
     assert not differ, differ[:5]
-    assert equal >= 20
+    assert equal >= 20 // every
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def refused(log):
 
 
 def test_it_decides_as_its_oracle(report_line):
-    seen = compare("triton", 300)
+    seen = compare("triton", 120)
     report_line(describe("triton", seen))
     assert not seen["preempted"]
     for what in ("refused", "aborted", "stopped", "extra_tokens"):

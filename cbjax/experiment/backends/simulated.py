@@ -3,6 +3,7 @@
 import inspect
 from typing import Any
 
+from cbjax import hardware
 from cbjax.cache import cache_dir
 from cbjax.config import ConfigError, RunConfig, build_policy
 from cbjax.config.errors import nearest
@@ -74,6 +75,17 @@ def build_cost(config: RunConfig) -> Cost:
         raise ConfigError(f"backend.cost.name = {name!r}: {nearest(str(name), costs.names)}")
     build = costs.get(name)
     known = list(inspect.signature(build).parameters)
+    # A cost that stands for an accelerator takes it, and the model, from their own groups.
+    chosen = dict(
+        hardware=config.hardware.name, devices=config.hardware.devices, model=config.model.source,
+        dtype=config.model.dtype,
+    )
+    if "hardware" in known and chosen["hardware"] is None:
+        raise ConfigError(
+            f"hardware = null: backend.cost.name = {name!r} needs one; choose from "
+            f"{', '.join(hardware.names())}"
+        )
+    given = {key: value for key, value in chosen.items() if key in known} | given
     for key in given:
         if key not in known:
             raise ConfigError(f"backend.cost.{key} = {given[key]!r}: {nearest(key, known)}")
@@ -85,12 +97,11 @@ def build_cost(config: RunConfig) -> Cost:
 
 def _sizes(config: RunConfig, policy: Policy) -> tuple[Limits, System]:
     """Capacities and numbers; blocks have names only where prefixes are shared."""
-    for field, value in (
-        ("kv.num_blocks", config.kv.blocks), ("model.max_length", config.model.max_length)
-    ):
+    sizes, longest = sizes_of(config), config.model.max_length
+    sizes["num_blocks"] = sizes["num_blocks"] or _blocks_on_hardware(config)
+    for field, value in (("kv.num_blocks", sizes["num_blocks"]), ("model.max_length", longest)):
         if value is None:
             raise ConfigError(f"{field} = null: a simulation measures no memory; give a number")
-    sizes, longest = sizes_of(config), config.model.max_length
     assert longest is not None
     shares = policy.traits.shares
     limits = limits_for(
@@ -102,12 +113,27 @@ def _sizes(config: RunConfig, policy: Policy) -> tuple[Limits, System]:
     )
 
 
+def _blocks_on_hardware(config: RunConfig) -> int | None:
+    """KV blocks beside the weights on the accelerator; None where there is none on paper."""
+    if config.hardware.name is None:
+        return None
+    costs = hardware.roofline.step_costs(
+        hardware.models.load(config.model.source), dtype=config.model.dtype,
+        devices=config.hardware.devices,
+    )
+    return hardware.roofline.kv_blocks(
+        hardware.load(config.hardware.name), costs, config.kv.block_size,
+        memory_fraction=config.kv.memory_fraction or 0.9,
+    )
+
+
 def _facts(config: RunConfig, done: Simulated) -> dict[str, Any]:
     """What was counted and what was not, for `environment.json`."""
     given = config.backend
     return {
         "device": "none (virtual clock)",
         "cost": dict(given.cost),
+        "num_blocks": int(done.system.num_blocks),
         "counted": {
             "host_s": given.host_s,
             "padding to the rung": given.padded,

@@ -19,6 +19,7 @@ class Roofline:
     kv_s: Float[Array, ""] | float  # seconds to read or write the KV of one position
     token_s: Float[Array, ""] | float  # seconds of arithmetic per position
     pair_s: Float[Array, ""] | float  # seconds of arithmetic per attended pair
+    sequence_s: Float[Array, ""] | float  # seconds of arithmetic per sequence: its logits
     overhead_s: Float[Array, ""] | float
 
     def seconds(self, work: Work) -> Float[Array, "*K"]:
@@ -27,12 +28,14 @@ class Roofline:
         # `context` holds the new positions, which are written; all of them are read.
         memory = self.weights_s + self.kv_s * (context + tokens)
         arithmetic = self.token_s * tokens + self.pair_s * work.attended
+        arithmetic += self.sequence_s * work.sequences.astype(jnp.float32)
         return jnp.maximum(memory, arithmetic) + self.overhead_s
 
 
 def roofline(
     weight_bytes: float, kv_bytes_per_token: float, flops_per_token: float, *,
-    bandwidth: float, flop_rate: float, flops_per_pair: float = 0.0, overhead_s: float = 0.0,
+    bandwidth: float, flop_rate: float, flops_per_pair: float = 0.0,
+    flops_per_sequence: float = 0.0, overhead_s: float = 0.0,
     bandwidth_efficiency: float = 1.0, flop_efficiency: float = 1.0,
 ) -> Roofline:
     """An iteration takes `max(bytes / bandwidth, FLOPs / rate) + overhead` seconds.
@@ -47,6 +50,7 @@ def roofline(
         bandwidth: bytes per second.
         flop_rate: FLOPs per second.
         flops_per_pair: of a query and a key, all layers (4 x heads x head size x layers).
+        flops_per_sequence: of one row of logits, where `flops_per_token` leaves the head out.
         overhead_s: seconds of every iteration that neither explains.
         bandwidth_efficiency, flop_efficiency: shares of both rates that are reached, 0 < x <= 1.
 
@@ -64,11 +68,15 @@ def roofline(
     ):
         if not 0 < share <= 1:
             raise ValueError(f"{name} = {share!r}: give a share, 0 < share <= 1")
-    for name, value in (("flops_per_pair", flops_per_pair), ("overhead_s", overhead_s)):
+    for name, value in (
+        ("flops_per_pair", flops_per_pair), ("flops_per_sequence", flops_per_sequence),
+        ("overhead_s", overhead_s),
+    ):
         if not value >= 0:
             raise ValueError(f"{name} = {value!r}: give 0 or more")
     bytes_per_s, flops_per_s = bandwidth * bandwidth_efficiency, flop_rate * flop_efficiency
     return Roofline(*map(jnp.float32, (
         weight_bytes / bytes_per_s, kv_bytes_per_token / bytes_per_s,
-        flops_per_token / flops_per_s, flops_per_pair / flops_per_s, overhead_s,
+        flops_per_token / flops_per_s, flops_per_pair / flops_per_s,
+        flops_per_sequence / flops_per_s, overhead_s,
     )))
