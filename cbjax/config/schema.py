@@ -330,18 +330,21 @@ class StudyConfig:
         figures: "study" draws the runs beside one another, "all" also each run alone, "none".
         views: further figures of the study, files of `cbjax/report/views`: name -> options.
         search: look for the capacity of every cell instead of running it once.
+        flags: of how many cells, greatest capacity first, to print the server's command line.
     """
 
     cells: dict[str, list[str]] = field(default_factory=dict)
     grid: dict[str, list[Any]] = field(default_factory=dict)
     views: dict[str, dict[str, Any]] = field(default_factory=dict)
     search: SearchConfig | None = None
+    flags: int = 0
     answers: int = 0
     timeline: bool = False
     figures: str = "study"
 
     def __post_init__(self) -> None:
         require_at_least("study.answers", self.answers, 0)
+        require_at_least("study.flags", self.flags, 0)
         require_one_of("study.figures", self.figures, ["study", "all", "none"])
 
 

@@ -129,6 +129,7 @@ def conditions(runs: Sequence[Run]) -> str:
         "SLO": _each(runs, lambda run: str(as_slo(run.summary["slo"]))),
         "window": _each(runs, _window),
         "compile time before the clock": _each(runs, _compile),
+        "batching, told from the rows": _each(runs, lambda run: run.summary.get("batching")),
         "not measured": _each(runs, _not_measured),
     }
     return "\n".join(f"{name}: {text}" for name, text in lines.items() if text)

@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 from cbjax.report.format import PERCENT, metric_title, setting_title
 from cbjax.report.lines import Line, lines_of
@@ -19,7 +19,7 @@ METRICS = (
     "preemptions", "lost_fraction", "kv_utilisation",
 )
 COLUMNS = 3
-MOST_TICKS = 8
+MOST_TICKS = 9
 IN_MS = ("itl_s", "tpot_s", "max_itl_s")
 OVERLOAD = 0.01
 
@@ -93,8 +93,8 @@ def _scale(axis: Axes, lines: Sequence[Line], metric: str) -> None:
     at = np.unique(np.concatenate([line.at for line in lines]))
     if len(at) > 1 and at[0] > 0 and at[-1] >= 8 * at[0]:
         axis.set_xscale("log")
-        shown = at if len(at) <= MOST_TICKS else at[:: -(-len(at) // MOST_TICKS)]
-        axis.xaxis.set_major_locator(FixedLocator(list(shown)))
+        fixed = FixedLocator(list(at))
+        axis.xaxis.set_major_locator(fixed if len(at) <= MOST_TICKS else LogLocator(subs=(1, 3)))
         axis.xaxis.set_minor_locator(NullLocator())
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     else:
