@@ -67,7 +67,8 @@ def summarise(
 
     Returns:
         `backend`, `offered_rate`, `window`, `slo`, `batching` (see `classify_batching`), `rules`
-        (how values were computed), `not_measured` (metric -> why it is absent) and `metrics`, whose names end in their units.
+        (how values were computed), `not_measured` (metric -> why it is absent) and `metrics`, whose
+        names end in their units.
 
     Raises:
         ValueError: the window is empty or reversed, or the SLO has an unknown field.

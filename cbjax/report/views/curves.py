@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
-from cbjax.report.format import PERCENT, metric_title, setting_title
+from cbjax.report.format import metric_title, setting_title, unit_of
 from cbjax.report.lines import Line, lines_of
 from cbjax.report.style import WIDE_RANGE, house_style, new_figure, safe
 
@@ -20,7 +20,6 @@ METRICS = (
 )
 COLUMNS = 3
 MOST_TICKS = 9
-IN_MS = ("itl_s", "tpot_s", "max_itl_s")
 OVERLOAD = 0.01
 
 
@@ -66,8 +65,7 @@ def draw(
 
 
 def _draw_line(axis: Axes, line: Line, metric: str) -> None:
-    scale = 100.0 if metric in PERCENT else 1e3 if metric.partition(".")[0] in IN_MS else 1.0
-    values = scale * line.values(metric)
+    values = unit_of(metric) * line.values(metric)
     over = line.values("queue_growth") > OVERLOAD
     axis.plot(line.at, values, **line.style, marker="", label=safe(line.label))
     for mask, filled in ((~over, True), (over, False)):
@@ -105,5 +103,5 @@ def _scale(axis: Axes, lines: Sequence[Line], metric: str) -> None:
     if of_time and len(positive) and positive.max() > WIDE_RANGE * positive.min():
         axis.set_yscale("log")
         axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    else:
-        axis.set_ylim(bottom=0)
+    elif len(positive):
+        axis.set_ylim(0, 1.06 * unit_of(metric) * positive.max())
