@@ -271,8 +271,13 @@ def _leap(policy: Policy, pace: Pace, run: Run, leaps, shape: Shape) -> Run:
     def goes(carry):
         run, more = carry
         backlog, upcoming = outside(run)
+        free = jnp.sum(run.state.rows.status == Status.FREE)
         # A row that is free takes in what waits behind the rows.
-        quiet = (backlog == 0) | ~jnp.any(run.state.rows.status == Status.FREE)
+        quiet = (backlog == 0) | (free == 0)
+        if shape.closed:
+            # A client that is free sends its next request.
+            inside = shape.limits.rows - free + backlog
+            quiet &= (inside >= run.stream.concurrency) | (run.arrived == run.stream.count)
         goes = more & leap.decodes_only(run.state) & quiet
         goes &= leap.ask(policy, run.state, backlog, shape.limits).turns > 0
         if shape.rows:

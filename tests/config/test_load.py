@@ -44,7 +44,7 @@ MISTAKES = {
     "kv.block_size=0": ["kv.block_size = 0", "at least 1"],
     "kv.memory_fraction=0.5": ["kv.memory_fraction = 0.5", "kv.num_blocks = 16", "null"],
     "model.dtype=float16": ["model.dtype = 'float16'", "bfloat16"],
-    "backend.name=gpu": ["backend.name = 'gpu'", "model, unit_clock"],
+    "backend.name=gpu": ["backend.name = 'gpu'", "model, simulated, unit_clock"],
     "record=everything": ["record = 'everything'", "tokens"],
     "workload.arrivals.kind=poisson": ["workload.arrivals.rate = None", "above 0"],
     "workload=file": ["workload.path = None", "workload.path=prompts.jsonl"],
