@@ -136,6 +136,7 @@ def test_a_sweep_is_its_single_runs_with_one_program():
     assert len({done.iteration_count for done in together}) > 1
 
 
+@pytest.mark.slow
 def test_a_policy_that_is_stuck_is_named():
     stuck = policies.vllm(max_num_batched_tokens=32, max_num_seqs=4, watermark=0.99)
 
