@@ -15,16 +15,16 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 # One core and one thread, before jax starts its own.
-if hasattr(os, "sched_setaffinity"):
+if hasattr(os, "sched_setaffinity") and "--on-all-cores" not in sys.argv:
     ALL_CORES = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(ALL_CORES)})
-else:
-    ALL_CORES = set()
 
 import jax
 import numpy as np
@@ -41,7 +41,9 @@ from cbjax.simulate import (
     simulate_many,
     stream_of_columns,
 )
+from cbjax.simulate.sweep import cores
 
+ON_ALL_CORES = "--on-all-cores"
 SEATS, BUDGET, BLOCKS, BLOCK_SIZE, LONGEST = 128, 512, 2000, 16, 3000
 POLICY = policies.vllm(max_num_batched_tokens=BUDGET, max_num_seqs=SEATS)
 LIMITS = limits_for(
@@ -101,41 +103,48 @@ def measure(requests: int, rate: float, repeats: int) -> dict:
     )
 
 
-def sweep(count: int, requests: int) -> dict:
-    """So many settings in one call, on one core and on all, against as many single runs."""
+def settings_of(count: int, requests: int) -> list[Setting]:
+    """So many settings: rates from 10 to 24 per second, budgets from 256 tokens on."""
     base = stream(requests, 1.0)
     arrival = base.arrival.seconds[:requests] + base.arrival.nanoseconds[:requests] / 1e9
     settings = []
     for number in range(count):
-        rate, budget = 10 + number % 8 * 2.0, 256 + 32 * (number // 8)
+        rate, budget = 10 + number % 8 * 2.0, 256 + 32 * (number // 8 % 9)
         workload = stream_of_columns(
             arrival / rate, base.prompt[:requests], base.max_tokens[:requests], LIMITS
         )
         policy = replace(POLICY, knobs=POLICY.knobs | {"max_num_batched_tokens": budget})
         settings.append(Setting(workload, policy, COST, SYSTEM))
+    return settings
+
+
+def together(settings: list[Setting]) -> tuple[float, float]:
+    """CPU and wall seconds of a sweep whose program is compiled."""
+    simulate_many(settings[:1], LIMITS)
+    begin = time.process_time(), time.perf_counter()
+    simulate_many(settings, LIMITS)
+    return time.process_time() - begin[0], time.perf_counter() - begin[1]
+
+
+def sweep(count: int, requests: int) -> dict:
+    """A sweep on one core against as many single runs, and on all cores in a process of its own."""
+    settings = settings_of(count, requests)
     simulate_many(settings[:1], LIMITS)
     begin = time.process_time()
     for setting in settings:
         simulate(limits=LIMITS, log=False, **vars(setting))
     single = time.process_time() - begin
-    begin = time.process_time(), time.perf_counter()
-    simulate_many(settings, LIMITS, threads=1)
-    together, one_core = time.process_time() - begin[0], time.perf_counter() - begin[1]
-    if ALL_CORES:
-        _release_cores()
-    begin_s = time.perf_counter()
-    simulate_many(settings, LIMITS, threads=len(ALL_CORES) or None)
-    return dict(
-        settings=count, requests=requests, single_runs_s=single, together_s=together,
-        ratio=together / single, wall_one_core_s=one_core,
-        wall_all_cores_s=time.perf_counter() - begin_s, cores=len(ALL_CORES) or os.cpu_count(),
+    cpu, wall = together(settings)
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, ALL_CORES)  # what the child starts with
+    child = subprocess.run(
+        [sys.executable, "-m", "benchmarks.simulator", ON_ALL_CORES, str(count), str(requests)],
+        check=True, capture_output=True, text=True,
     )
-
-
-def _release_cores() -> None:
-    """All cores for all threads, those that jax has started included."""
-    for task in Path("/proc/self/task").iterdir():
-        os.sched_setaffinity(int(task.name), ALL_CORES)
+    return dict(
+        settings=count, requests=requests, single_runs_s=single, together_s=cpu,
+        ratio=cpu / single, wall_one_core_s=wall, **json.loads(child.stdout.splitlines()[-1]),
+    )
 
 
 def main() -> None:
@@ -147,7 +156,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--sweep", type=int, default=64)
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks/simulator.json"))
+    parser.add_argument(ON_ALL_CORES, type=int, nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.on_all_cores:
+        wall = together(settings_of(*given.on_all_cores))[1]
+        print(json.dumps(dict(wall_all_cores_s=wall, cores=cores())))
+        return
     print("CPU seconds on one core, medians; vllm policy, cost 4 ms + 20 us per token")
     print(f"{'requests':>8} {'rate/s':>6} {'leap s':>7} {'plain s':>8} {'gain':>5} "
           f"{'iterations':>10} {'turns':>7} {'us/turn':>7} {'mean TTFT':>9} {'mean E2E':>8} "
