@@ -133,6 +133,9 @@ def _facts(config: RunConfig, done: Simulated) -> dict[str, Any]:
     return {
         "device": "none (virtual clock)",
         "cost": dict(given.cost),
+        "stands_for": None if config.hardware.name is None else
+        f"{config.model.source} in {config.model.dtype} on {config.hardware.devices} x "
+        f"{config.hardware.name}",
         "num_blocks": int(done.system.num_blocks),
         "counted": {
             "host_s": given.host_s,
