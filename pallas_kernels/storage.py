@@ -45,3 +45,8 @@ def from_storage(x: Array) -> Array:
         # The upper half of a float32 is the bfloat16 of the same number.
         return jax.lax.bitcast_convert_type(x.astype(jnp.uint32) << 16, jnp.float32)
     return x.astype(jnp.float32)
+
+
+def as_numbers(cache: Array) -> Array:
+    """The cache with its true dtype, for kernels that compute with it as it is."""
+    return jax.lax.bitcast_convert_type(cache, jnp.bfloat16) if cache.dtype == jnp.uint16 else cache

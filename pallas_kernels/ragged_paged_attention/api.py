@@ -21,6 +21,8 @@ def ragged_paged_attention(
     sequences: Int[Array, "T"],
     positions: Int[Array, "T"],
     scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "T H D"]:
     """Attention of every token over the KV of its own sequence, causal, grouped-query.
@@ -31,8 +33,12 @@ def ragged_paged_attention(
 
         out[t, h] = softmax_j(scale * q[t, h] . key[j, h'] for j <= position(t)) . value[:, h']
 
+    With a window, only j > position(t) - window; with a soft cap, scores become
+    `soft_cap * tanh(score / soft_cap)` before the softmax.
+
     Softmax and sums are float32. Padding tokens give exactly 0; unused sequences cost nothing.
-    Table entries beyond a sequence's live blocks are never relied upon.
+    Table entries beyond a sequence's live blocks, and those wholly before the windows of its queries,
+    are never relied upon.
 
     Args:
         q: `[T, H, D]` queries, rotary embedding applied; float32 or bfloat16.
@@ -44,6 +50,8 @@ def ragged_paged_attention(
         sequences: `[T]` sequence of each token; S on padding.
         positions: `[T]` position of each token in its sequence (as defined above); 0 on padding.
         scale: multiplies the scores, usually `D ** -0.5`.
+        window: most recent positions that a token sees, itself included (sliding window).
+        soft_cap: bound of the scores, as in Gemma 2.
         implementation: name of a back end ("reference", "xla", ...), or None for the best here.
 
     Returns:
@@ -61,9 +69,13 @@ def ragged_paged_attention(
     query_starts, sequences = jnp.asarray(query_starts), jnp.asarray(sequences)
     positions = jnp.asarray(positions)
     _check_arrays(q, keys, values)
+    for name, number in (("window", window), ("soft_cap", soft_cap)):
+        if number is not None and not number > 0:
+            raise ValueError(f"{name}: {number} is not supported; give a positive number or None")
     _check_batch(q.shape[0], block_tables, context_lengths, query_starts, sequences, positions)
     backend = backends.choose(
-        "pallas_kernels.ragged_paged_attention", "ragged_paged_attention", implementation, q, keys
+        "pallas_kernels.ragged_paged_attention", "ragged_paged_attention", implementation,
+        q, keys, block_tables,
     )
     return backend(
         q,
@@ -76,6 +88,8 @@ def ragged_paged_attention(
         sequences=sequences,
         positions=positions,
         scale=scale,
+        window=window,
+        soft_cap=soft_cap,
     )
 
 
