@@ -14,7 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.ragged_paged_attention import _softmax
+from pallas_kernels.ragged_paged_attention import _products, _softmax
 from pallas_kernels.ragged_paged_attention._spans import LOWEST
 
 
@@ -170,9 +170,8 @@ def walk(fixed: Fixed, batch: Batch, memory: Memory, scratch: Scratch, tiles: An
             memory.value_pages[slot] = jnp.where(dead, jnp.zeros_like(pages_now), pages_now)
 
         def head(h: Any) -> None:
-            dtype = scratch.rows.dtype
-            keys = memory.key_pages[slot, h].reshape(span, head_dim).astype(dtype)
-            values = memory.value_pages[slot, h].reshape(span, head_dim).astype(dtype)
+            keys = memory.key_pages[slot, h].reshape(span, head_dim)
+            values = memory.value_pages[slot, h].reshape(span, head_dim)
             scores = _softmax.powers(
                 _product(scratch.rows[h], keys, 1), fixed.scale, fixed.soft_cap
             )
@@ -184,7 +183,8 @@ def walk(fixed: Fixed, batch: Batch, memory: Memory, scratch: Scratch, tiles: An
             top, factor, weights = _softmax.weigh(scratch.top[h], scores, visible)
             scratch.top[h] = top
             scratch.total[h] = scratch.total[h] * factor + jnp.sum(weights, axis=1, keepdims=True)
-            scratch.acc[h] = scratch.acc[h] * factor + _product(weights.astype(dtype), values, 0)
+            weights = weights.astype(scratch.rows.dtype)
+            scratch.acc[h] = scratch.acc[h] * factor + _product(weights, values, 0)
 
         for_heads(head)
 
@@ -192,8 +192,7 @@ def walk(fixed: Fixed, batch: Batch, memory: Memory, scratch: Scratch, tiles: An
         wait_all(query_copies(at))
 
         def head(h: Any) -> None:
-            rows = scratch.queries[:, h].reshape(size * group, head_dim)
-            scratch.rows[h] = rows.astype(scratch.rows.dtype)
+            scratch.rows[h] = scratch.queries[:, h].reshape(size * group, head_dim)
             scratch.top[h] = jnp.full_like(scratch.top[h], LOWEST)
             scratch.total[h] = jnp.zeros_like(scratch.total[h])
             scratch.acc[h] = jnp.zeros_like(scratch.acc[h])
@@ -246,7 +245,11 @@ def walk(fixed: Fixed, batch: Batch, memory: Memory, scratch: Scratch, tiles: An
 
 def _product(a: Any, b: Any, axis: int) -> Any:
     """`a @ b` (axis 0) or `a @ b.T` (axis 1), summed in float32."""
-    return lax.dot_general(
-        a, b, (((1,), (axis,)), ((), ())), preferred_element_type=jnp.float32,
-        precision=lax.Precision.HIGHEST if a.dtype == jnp.float32 else None,
-    )
+
+    def dot(a: Any, b: Any) -> Any:
+        return lax.dot_general(
+            a, b, (((1,), (axis,)), ((), ())), preferred_element_type=jnp.float32,
+            precision=lax.Precision.HIGHEST if a.dtype == jnp.float32 else None,
+        )
+
+    return _products.product(dot, a, b)

@@ -44,7 +44,6 @@ def ragged_paged_attention(
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, block_size = keys.shape[2:4]
     group = num_heads // num_kv_heads
-    narrow = q.dtype == keys.dtype == jnp.bfloat16
     tile = _tpu_tiles.choose(
         num_tokens, num_kv_heads, group, head_dim, block_size, block_tables.shape[1],
         q.dtype.itemsize, keys.dtype.itemsize,
@@ -65,7 +64,7 @@ def ragged_paged_attention(
         return [
             pltpu.VMEM((queries, *grouped.shape[1:]), q.dtype),
             pltpu.VMEM((queries, *grouped.shape[1:]), q.dtype),
-            pltpu.VMEM((*rows, head_dim), jnp.bfloat16 if narrow else jnp.float32),
+            pltpu.VMEM((*rows, head_dim), q.dtype),
             pltpu.VMEM((*rows, 1), jnp.float32),
             pltpu.VMEM((*rows, 1), jnp.float32),
             pltpu.VMEM((*rows, head_dim), jnp.float32),
