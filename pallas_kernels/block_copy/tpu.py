@@ -46,7 +46,8 @@ def copy_blocks(
         interpret=interpret.setting_for("tpu"),
         name="block_copy",
     )(*scalars, *caches)
-    return tuple(storage.to_storage(x, stored) for x in copied)
+    new_keys, new_values = (storage.to_storage(x, stored) for x in copied)
+    return new_keys, new_values
 
 
 def _kernel(sources: Any, targets: Any, count: Any, *refs: Any) -> None:

@@ -12,11 +12,11 @@ from jaxtyping import Array, Int
 
 
 class Runs(NamedTuple):
-    """Runs in ascending order of place; entries from `count` on mean nothing."""
+    """Runs in ascending order of place; entries from `live` on mean nothing."""
 
     tokens: Int[Array, "T"]  # ordered by place, padding at the end
     first: Int[Array, "T+1"]  # where each run begins in `tokens`, then where the last one ends
-    count: Int[Array, ""]
+    live: Int[Array, ""]
 
 
 def runs(

@@ -37,7 +37,7 @@ def write_kv(
     _, num_blocks, num_kv_heads, block_size, head_dim = keys.shape
     rows = next((n for n in (16, 8) if block_size % n == 0), block_size)
     runs = _runs.runs(write_blocks, write_offsets, num_blocks, block_size, rows)
-    scalars = [jnp.reshape(layer, 1), write_blocks, write_offsets, *runs[:2], runs.count[None]]
+    scalars = [jnp.reshape(layer, 1), write_blocks, write_offsets, *runs[:2], runs.live[None]]
     scalars = [x.astype(jnp.int32) for x in scalars]
     new = [x.astype(keys.dtype) for x in (k, v)]
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
@@ -60,7 +60,8 @@ def write_kv(
         interpret=interpret.setting_for("tpu"),
         name="kv_write",
     )(*scalars, *new, keys, values)
-    return tuple(storage.to_storage(x, stored) for x in written)
+    new_keys, new_values = (storage.to_storage(x, stored) for x in written)
+    return new_keys, new_values
 
 
 def _kernel(

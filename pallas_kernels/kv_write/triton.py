@@ -1,4 +1,4 @@
-"""KV write on GPU, in Pallas for Triton: one program per token, stores masked where it is padding."""
+"""KV write on GPU, in Pallas for Triton: one program per token; padding stores nothing."""
 
 from typing import Any
 

@@ -25,12 +25,11 @@ def product(dot: Callable[[Array, Array], Any], a: Array, b: Array) -> Array:
         return dot(a, b)
     if b.dtype == jnp.float32:
         return dot(a.astype(jnp.float32), b)
-    total = None
+    total: Any = 0.0
     for _ in range(3):
         # By bits: a compiler may leave out a conversion to bfloat16 and back.
         bits = jax.lax.bitcast_convert_type(a, jnp.uint32) >> 16 << 16
         part = jax.lax.bitcast_convert_type(bits, jnp.float32)
-        one = dot(part.astype(jnp.bfloat16), b)
-        total = one if total is None else total + one
+        total = total + dot(part.astype(jnp.bfloat16), b)
         a = a - part
     return total

@@ -72,35 +72,28 @@ class Item(NamedTuple):
     end: jax.Array
 
 
-def copy_rows(source: Any, target: Any, source_at: Any, target_at: Any, count: Any, semaphore: Any):
-    """Copies that together move `count` rows (any number a buffer holds), as (wanted, copy) pairs.
+def copy_rows(
+    source: Any, target: Any, source_at: Any, target_at: Any, count: Any, most: int,
+    semaphore: Any, act: str,
+) -> None:
+    """Start, or wait for, copies that together move `count` rows, at most `most`.
 
-    The size of a copy is static, so the rows are cut by the binary digits of their number.
+    The size of a copy is static: a whole tile goes in one, what is left of a sequence row by row.
     """
-    size = 1 << (min(source.shape[0], target.shape[0]).bit_length() - 1)
-    while size:
-        done = count & ~(2 * size - 1)
-        yield (
-            (count & size) != 0,
-            pltpu.make_async_copy(
-                source.at[pl.ds(source_at + done, size)],
-                target.at[pl.ds(target_at + done, size)],
-                semaphore,
-            ),
+
+    def some(first: Any, size: int) -> None:
+        copy = pltpu.make_async_copy(
+            source.at[pl.ds(source_at + first, size)], target.at[pl.ds(target_at + first, size)],
+            semaphore,
         )
-        size //= 2
+        getattr(copy, act)()
 
-
-def start_all(copies) -> None:
-    """Start those that are wanted."""
-    for wanted, copy in copies:
-        pl.when(wanted)(copy.start)
-
-
-def wait_all(copies) -> None:
-    """Wait for those that are wanted."""
-    for wanted, copy in copies:
-        pl.when(wanted)(copy.wait)
+    if most <= min(source.shape[0], target.shape[0]) and most > 1:
+        pl.when(count == most)(lambda: some(0, most))
+        rest = jnp.where(count == most, 0, count)
+    else:  # a batch of fewer tokens than a tile has
+        rest = count
+    lax.fori_loop(0, rest, lambda row, _: some(row, 1), None)
 
 
 def walk(fixed: Fixed, batch: Batch, memory: Memory, scratch: Scratch, tiles: Any) -> None:
@@ -140,18 +133,18 @@ def walk(fixed: Fixed, batch: Batch, memory: Memory, scratch: Scratch, tiles: An
 
         lax.fori_loop(lowest, highest, one, 0)
 
-    def query_copies(at: Item):
-        return copy_rows(
-            memory.q, scratch.queries, at.token, 0, at.live, memory.row_copies.at[0]
+    def query_copies(at: Item, act: str) -> None:
+        copy_rows(
+            memory.q, scratch.queries, at.token, 0, at.live, size, memory.row_copies.at[0], act
         )
 
-    def result_copies(at: Item):
-        return copy_rows(
-            scratch.results, memory.out, 0, at.token, at.live, memory.row_copies.at[1]
+    def result_copies(at: Item, act: str) -> None:
+        copy_rows(
+            scratch.results, memory.out, 0, at.token, at.live, size, memory.row_copies.at[1], act
         )
 
     def fetch_first(at: Item, slot: Any) -> None:
-        start_all(query_copies(at))
+        query_copies(at, "start")
         page_copies(at, at.begin // span, slot, "start")
 
     def for_heads(body: Any) -> None:
@@ -161,7 +154,7 @@ def walk(fixed: Fixed, batch: Batch, memory: Memory, scratch: Scratch, tiles: An
         low, high = at.begin - step * span, at.end - step * span
 
         @pl.when((low > 0) | (high < span))
-        def _():  # what a released request left in dead places, a NaN even, must weigh nothing
+        def clear():  # what a released request left in dead places, a NaN even, must weigh nothing
             shape = (num_kv_heads, pages, block_size, head_dim)
             place = lax.broadcasted_iota(jnp.int32, shape, 1) * block_size
             place += lax.broadcasted_iota(jnp.int32, shape, 2)
@@ -189,7 +182,7 @@ def walk(fixed: Fixed, batch: Batch, memory: Memory, scratch: Scratch, tiles: An
         for_heads(head)
 
     def begin_item(at: Item) -> None:
-        wait_all(query_copies(at))
+        query_copies(at, "wait")
 
         def head(h: Any) -> None:
             scratch.rows[h] = scratch.queries[:, h].reshape(size * group, head_dim)
@@ -207,7 +200,7 @@ def walk(fixed: Fixed, batch: Batch, memory: Memory, scratch: Scratch, tiles: An
             scratch.results[:, h] = result.reshape(size, group, head_dim)
 
         for_heads(head)
-        start_all(result_copies(at))
+        result_copies(at, "start")
 
     def one_item(i: Any, slot: Any) -> Any:
         at = item(i)
@@ -216,11 +209,11 @@ def walk(fixed: Fixed, batch: Batch, memory: Memory, scratch: Scratch, tiles: An
 
         def one_step(step: Any, slot: Any) -> Any:
             @pl.when(step < last)
-            def _():
+            def fetch_next_step():
                 page_copies(at, step + 1, 1 - slot, "start")
 
             @pl.when((step == last) & (i + 1 < count))
-            def _():
+            def fetch_next_item():
                 fetch_first(item(i + 1), 1 - slot)
 
             page_copies(at, step, slot, "wait")
@@ -230,17 +223,17 @@ def walk(fixed: Fixed, batch: Batch, memory: Memory, scratch: Scratch, tiles: An
         slot = lax.fori_loop(first, last + 1, one_step, slot)
 
         @pl.when(i > 0)
-        def _():
-            wait_all(result_copies(item(i - 1)))
+        def free_results():
+            result_copies(item(i - 1), "wait")
 
         end_item(at)
         return slot
 
     @pl.when(count > 0)
-    def _():
+    def every_item():
         fetch_first(item(0), 0)
         lax.fori_loop(0, count, one_item, jnp.int32(0))
-        wait_all(result_copies(item(count - 1)))
+        result_copies(item(count - 1), "wait")
 
 
 def _product(a: Any, b: Any, axis: int) -> Any:

@@ -1,6 +1,6 @@
 """How large the pieces are that the TPU kernel works on: a table, and the rule that reads it.
 
-Chosen by what the real compiler reports (bundles, spills, VMEM), not by a clock: no TPU was at hand.
+Chosen by what the real compiler reports (VMEM, spills), not by a clock: no TPU was at hand.
 """
 
 from dataclasses import dataclass

@@ -11,11 +11,11 @@ from jaxtyping import Array, Int
 
 
 class Tiles(NamedTuple):
-    """A padded list of tiles; entries from `count` on mean nothing."""
+    """A padded list of tiles; entries from `live` on mean nothing."""
 
     owner: Int[Array, "I"]  # sequence
     first: Int[Array, "I"]  # first query of the tile, counted within its sequence
-    count: Int[Array, ""]
+    live: Int[Array, ""]
 
 
 def decode_tiles(context_lengths: Array, query_starts: Array, num_tokens: int) -> Tiles:

@@ -21,6 +21,7 @@ from pallas_kernels import interpret, storage
 from pallas_kernels.ragged_paged_attention import _tpu_kernel, _tpu_tiles, _work
 
 PREFERRED_ON = ("tpu",)
+TABLE_BYTES = 960 << 10  # of the MiB of SMEM
 
 
 def ragged_paged_attention(
@@ -51,12 +52,12 @@ def ragged_paged_attention(
     fixed = _tpu_kernel.Fixed(tile.pages, scale, window, soft_cap)
     decodes = _work.decode_tiles(context_lengths, query_starts, num_tokens)
     chunks = _work.prefill_tiles(context_lengths, query_starts, num_tokens, tile.queries)
-    scalars = (
+    scalars = [
         block_tables, context_lengths, query_starts, jnp.reshape(layer, 1),
         decodes.owner, decodes.first, chunks.owner, chunks.first,
-        jnp.stack([decodes.count, chunks.count]),
-    )
-    scalars = tuple(x.astype(jnp.int32) for x in scalars)
+        jnp.stack([decodes.live, chunks.live]),
+    ]
+    scalars = [x.astype(jnp.int32) for x in scalars]
     grouped = q.reshape(num_tokens, num_kv_heads, group, head_dim)
 
     def scratch(queries: int) -> list[Any]:
@@ -92,6 +93,19 @@ def ragged_paged_attention(
         name="ragged_paged_attention",
     )(*scalars, grouped, keys, values, jnp.zeros_like(grouped))
     return out.reshape(q.shape)
+
+
+def unfit(q: Array, keys: Array, block_tables: Array) -> str | None:
+    """Why this back end cannot serve such arguments, or None."""
+    del q, keys
+    sequences, width = block_tables.shape
+    held = sequences * -(-width // _tpu_tiles.LANES) * _tpu_tiles.LANES * 4
+    if held > TABLE_BYTES:
+        return (
+            f"block_tables: [{sequences}, {width}] takes {held} bytes of scalar memory, of which "
+            f"there are {TABLE_BYTES} for it; use larger blocks or fewer sequences"
+        )
+    return None
 
 
 def _kernel(*refs: Any, fixed: _tpu_kernel.Fixed) -> None:

@@ -70,10 +70,10 @@ def ragged_paged_attention(
     )
     queries = max(tile.rows // padded_group, 1)
     prefill = Fixed(**{**vars(decode), "padded_group": padded_group, "queries": queries})
-    batch = [jnp.asarray(x, jnp.int32) for x in (context_lengths, query_starts)]
+    contexts, starts = (jnp.asarray(x, jnp.int32) for x in (context_lengths, query_starts))
     cache = [jnp.asarray(block_tables, jnp.int32), jnp.reshape(layer, 1), keys, values]
-    out = _prefill(prefill, batch, q, cache)
-    token, result = _decode(decode, batch, q, cache)
+    out = _prefill(prefill, contexts, starts, q, cache)
+    token, result = _decode(decode, contexts, starts, q, cache)
     return out.at[token].set(result.astype(q.dtype), mode="drop")
 
 
@@ -95,10 +95,11 @@ def _call(name: str, body: Any, fixed: Fixed, **how: Any) -> Any:
     )
 
 
-def _prefill(fixed: Fixed, batch: list, q: Array, cache: list) -> Array:
+def _prefill(fixed: Fixed, contexts: Array, starts: Array, q: Array, cache: list) -> Array:
     """The rows of sequences with several queries; 0 elsewhere."""
-    tiles = _work.prefill_tiles(*batch, q.shape[0], fixed.queries)
-    arguments = [*batch, tiles.owner, tiles.first, tiles.count[None], q, *cache, jnp.zeros_like(q)]
+    tiles = _work.prefill_tiles(contexts, starts, q.shape[0], fixed.queries)
+    work = [tiles.owner, tiles.first, tiles.live[None]]
+    arguments = [contexts, starts, *work, q, *cache, jnp.zeros_like(q)]
     return _call(
         "ragged_paged_prefill",
         functools.partial(_triton_kernel.prefill, fixed),
@@ -110,12 +111,11 @@ def _prefill(fixed: Fixed, batch: list, q: Array, cache: list) -> Array:
 
 
 def _decode(
-    fixed: Fixed, batch: list, q: Array, cache: list
+    fixed: Fixed, contexts: Array, starts: Array, q: Array, cache: list
 ) -> tuple[Array, Array]:
     """Results `[S', H, D]` of the sequences with one query, and the token of each (T: none)."""
-    contexts, starts = batch
     num_tokens, num_heads, head_dim = q.shape
-    tiles = _work.decode_tiles(*batch, num_tokens)
+    tiles = _work.decode_tiles(contexts, starts, num_tokens)
     parts = (fixed.splits, tiles.owner.shape[0], num_heads)
     tops, totals, accs = _call(
         "ragged_paged_decode",
@@ -126,9 +126,9 @@ def _decode(
             jax.ShapeDtypeStruct(shape, jnp.float32)
             for shape in (parts, parts, (*parts, head_dim))
         ],
-    )(*batch, tiles.owner, tiles.count[None], q, *cache)
+    )(contexts, starts, tiles.owner, tiles.live[None], q, *cache)
 
-    live = jnp.arange(parts[1]) < tiles.count
+    live = jnp.arange(parts[1]) < tiles.live
     end = contexts[tiles.owner]
     begin = fixed.begin(end - 1)
     written = jnp.arange(fixed.splits)[:, None] * fixed.split(begin, end) < end - begin

@@ -37,7 +37,8 @@ def ragged_paged_attention(
     del sequences, positions  # both follow from the lengths
     num_tokens, num_heads, head_dim = q.shape
     spans = _spans.Spans.of(keys, values, layer, block_tables, window, soft_cap)
-    queries = (q.astype(jnp.float32) * spans.query_factor(scale)).reshape(num_tokens, keys.shape[2], -1, head_dim)
+    queries = q.astype(jnp.float32) * spans.query_factor(scale)
+    queries = queries.reshape(num_tokens, keys.shape[2], -1, head_dim)
     query_lengths = query_starts[1:] - query_starts[:-1]
 
     out = _prefill.attend(queries, spans, context_lengths, query_starts, query_lengths)
