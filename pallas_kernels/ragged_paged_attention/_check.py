@@ -31,6 +31,17 @@ def check_arrays(q: Array, keys: Array, values: Array) -> None:
         )
 
 
+def check_numbers(scale: float, window: int | None, soft_cap: float | None) -> None:
+    """Settings that become part of the compiled program."""
+    if not isinstance(scale, int | float):
+        raise ValueError(
+            f"scale: {scale} is not supported; give a Python number (under jax.jit, mark it static)"
+        )
+    for name, number in (("window", window), ("soft_cap", soft_cap)):
+        if number is not None and not number > 0:
+            raise ValueError(f"{name}: {number} is not supported; give a positive number or None")
+
+
 def check_batch(
     num_tokens: int,
     block_tables: Array,

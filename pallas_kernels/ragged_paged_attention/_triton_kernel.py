@@ -154,7 +154,7 @@ def prefill(fixed: Fixed, *refs: Any) -> None:
         position = triton.load(contexts.at[owner]) - queries + first
         rows = load_queries(fixed, q, start + first, live, head)
         own = position + jnp.arange(fixed.rows) // fixed.padded_group
-        begin = fixed.begin(position) // fixed.piece * fixed.piece
+        begin = fixed.begin(position)
         carry = attend(fixed, cache, owner, head, rows, own, begin, position + live)
         result = carry.acc / jnp.where(carry.total == 0.0, 1.0, carry.total)
         store_results(fixed, out, start + first, live, head, result)

@@ -49,7 +49,7 @@ def ragged_paged_attention(
         query_starts: `[S+1]` first token of each sequence; unused ones repeat the total.
         sequences: `[T]` sequence of each token; S on padding.
         positions: `[T]` position of each token in its sequence (as defined above); 0 on padding.
-        scale: multiplies the scores, usually `D ** -0.5`.
+        scale: multiplies the scores, usually `D ** -0.5`; a Python number.
         window: most recent positions that a token sees, itself included (sliding window).
         soft_cap: bound of the scores, as in Gemma 2.
         implementation: name of a back end ("reference", "xla", ...), or None for the best here.
@@ -71,9 +71,7 @@ def ragged_paged_attention(
     query_starts, sequences = jnp.asarray(query_starts), jnp.asarray(sequences)
     positions = jnp.asarray(positions)
     _check.check_arrays(q, keys, values)
-    for name, number in (("window", window), ("soft_cap", soft_cap)):
-        if number is not None and not number > 0:
-            raise ValueError(f"{name}: {number} is not supported; give a positive number or None")
+    _check.check_numbers(scale, window, soft_cap)
     _check.check_batch(
         q.shape[0], block_tables, context_lengths, query_starts, sequences, positions
     )

@@ -90,6 +90,7 @@ def test_unfit_choice_is_an_error_with_the_reason(extra_back_end):
         ({"q": jnp.zeros((1, 2, 8), jnp.float16)}, "q: float16.* is not supported"),
         ({"q": jnp.zeros((1, 2, 16))}, "q: head size 16 must equal the cache's head size 8"),
         ({"window": 0}, "window: 0 is not supported; give a positive number or None"),
+        ({"scale": jnp.ones(())}, "scale: .* give a Python number"),
         ({"soft_cap": -1.0}, "soft_cap: -1.0 is not supported"),
         ({"keys": jnp.zeros((1, 2, 1, 4, 4))}, "keys, values: .* must be one"),
         ({"context_lengths": jnp.zeros(2, jnp.int32)}, r"context_lengths: .* \[S\] = \[1\]"),

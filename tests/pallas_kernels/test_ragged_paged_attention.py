@@ -238,18 +238,20 @@ def test_heads_that_cannot_be_shared_out_are_refused(ways):
 def test_layer_may_be_traced(implementation):
     arguments = shapes.arguments(SMALL, [(30, 1), (12, 12)], block_size=4, num_layers=3)
 
+    scale = arguments.pop("scale")
+
     @jax.jit
     def every_layer(arguments):
         def one(_, layer):
             return None, ragged_paged_attention(
-                layer=layer, implementation=implementation, **arguments
+                layer=layer, implementation=implementation, scale=scale, **arguments
             )
 
         return jax.lax.scan(one, None, jnp.arange(3))[1]
 
     found = every_layer(arguments)
     for layer in range(3):
-        expected = attend(layer=layer, implementation="reference", **arguments)
+        expected = attend(layer=layer, implementation="reference", scale=scale, **arguments)
         np.testing.assert_allclose(found[layer], expected, atol=TOLERANCE)
 
 
