@@ -31,15 +31,16 @@ class Tile:
 
 def choose(
     num_tokens: int, num_kv_heads: int, group: int, head_dim: int, block_size: int,
-    table_width: int, query_bytes: int, kv_bytes: int, targets: Targets = TARGETS,
+    table_width: int, query_bytes: int, kv_bytes: int, targets: Targets | None = None,
 ) -> Tile:
     """The tile for one shape: as near to the targets as VMEM allows.
 
     Args:
         num_tokens, num_kv_heads, group, head_dim, block_size, table_width: T, K, H/K, D, B, M.
         query_bytes, kv_bytes: bytes of one number of q and of the cache.
-        targets: what to aim at.
+        targets: what to aim at; `TARGETS` if None.
     """
+    targets = targets or TARGETS
     padded_dim = -(-head_dim // LANES) * LANES
 
     def padded(rows: int, item: int) -> int:
