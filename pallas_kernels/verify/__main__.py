@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument(
         "--targets", nargs="+", choices=TARGETS, default=list(TARGETS), help="chips to compile for"
     )
-    parser.add_argument("--write", action="store_true", help="keep this run's figures as the ledger")
+    parser.add_argument("--write", action="store_true", help="keep the figures as the ledger")
     parser.add_argument("--quick", action="store_true", help="semantics: without the slow tests")
     given = parser.parse_args()
     layers: dict[str, Callable[[], tuple[str, str]]] = {

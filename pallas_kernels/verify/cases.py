@@ -12,7 +12,9 @@ from pallas_kernels.kv_write import write_kv
 from pallas_kernels.ragged_paged_attention import ragged_paged_attention
 from pallas_kernels.ragged_paged_attention.shapes import HEADS, Heads
 
-LAYERS, POSITIONS = 2, 1 << 17  # of a cache large enough for a copy of it to show
+POSITIONS = 1 << 17  # of a cache large enough for a copy of it to show
+# On a GPU a cache of more than 4 GiB takes wider indices, which take registers.
+TPU_LAYERS, GPU_LAYERS = 2, 32
 
 
 @dataclass(frozen=True)
@@ -29,13 +31,15 @@ class Case:
     query_dtype: str = "bfloat16"
     dtype: str = "bfloat16"
     options: dict[str, Any] = field(default_factory=dict)
+    may_copy: bool = False  # the cache, where its blocks fill no tile of a TPU
 
     def cache_shape(self, wide: bool) -> tuple[int, ...]:
         """`[L, N, K, B, D]`; wide caches fill whole TPU lanes."""
         head_dim = self.heads.head_dim
         head_dim = storage.whole_lanes(head_dim) if wide else head_dim
         blocks = POSITIONS // self.block_size
-        return LAYERS, blocks, self.heads.num_kv_heads, self.block_size, head_dim
+        layers = TPU_LAYERS if wide else GPU_LAYERS
+        return layers, blocks, self.heads.num_kv_heads, self.block_size, head_dim
 
     def cache_bytes(self, wide: bool) -> int:
         """Of keys or values."""
@@ -95,13 +99,15 @@ def production() -> list[Case]:
         Case("llama3.1-8b/1", "attention", llama, block_size=size) for size in (8, 64, 256)
     ]
     cases += [
-        Case("llama3.1-8b/1 2k", "attention", llama, block_size=1, longest=2048),
+        Case("llama3.1-8b/1 2k", "attention", llama, block_size=1, longest=2048, may_copy=True),
         Case("llama3.1-8b/1 decode rung", "attention", llama, tokens=64),
         Case("llama3.1-8b/1 32k", "attention", llama, block_size=64, longest=1 << 15),
         Case("llama3.1-8b/1 q f32", "attention", llama, query_dtype="float32"),
         Case("gemma-7b q f32", "attention", gemma, query_dtype="float32"),
         Case("smollm2 all f32", "attention", small, query_dtype="float32", dtype="float32"),
-        Case("gemma-7b window, cap", "attention", gemma, options={"window": 1024, "soft_cap": 50.0}),
+        Case(
+            "gemma-7b window, cap", "attention", gemma, options={"window": 1024, "soft_cap": 50.0}
+        ),
     ]
     for kernel in ("kv_write", "block_copy"):
         cases += [Case(name, kernel, models[name]) for name in ("smollm2", "llama3.1-8b/1")]

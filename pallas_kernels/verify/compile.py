@@ -34,7 +34,7 @@ def problem_of(case: Case, platform: str, back_end: str, device: Any, wide: bool
         return " ".join(str(error).split())[:600]
     memory = compiled.memory_analysis()
     cache = case.cache_bytes(wide)
-    if memory.temp_size_in_bytes > cache / 2:
+    if memory.temp_size_in_bytes > cache / 2 and not case.may_copy:
         return (
             f"temporaries of {memory.temp_size_in_bytes:,} bytes beside a cache of {cache:,}: "
             "the cache is copied"

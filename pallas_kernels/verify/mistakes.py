@@ -96,14 +96,16 @@ def _across_tiles(device: Any, problem_of: Callable) -> str | None:
 
 def _spills(device: Any, problem_of: Callable) -> str | None:
     tile = _triton_tiles.Tile(rows=64, positions=64, warps=4)
-    with changed(_triton_tiles, "TILES", _triton_tiles.TILES | {("float32", "float32"): (tile, tile)}):
+    tiles = _triton_tiles.TILES | {("float32", "float32"): (tile, tile)}
+    with changed(_triton_tiles, "TILES", tiles):
         case = replace(LLAMA, query_dtype="float32", dtype="float32")
         return _attempt(case, device, problem_of, wide=False)
 
 
 def _too_much_shared(device: Any, problem_of: Callable) -> str | None:
     tile = _triton_tiles.Tile(rows=128, positions=512, warps=8)
-    with changed(_triton_tiles, "TILES", _triton_tiles.TILES | {("bfloat16", "bfloat16"): (tile, tile)}):
+    tiles = _triton_tiles.TILES | {("bfloat16", "bfloat16"): (tile, tile)}
+    with changed(_triton_tiles, "TILES", tiles):
         return _attempt(LLAMA, device, problem_of, wide=False)
 
 

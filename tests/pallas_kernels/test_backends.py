@@ -123,7 +123,7 @@ def test_errors_come_at_trace_time():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"block_tables": np.array([[7]])}, r"block_tables: \[0, 0\] = 7 is outside of the pool of"),
+        ({"block_tables": np.array([[7]])}, r"block_tables: \[0, 0\] = 7 is outside of the pool"),
         ({"block_tables": np.array([[-1]])}, r"block_tables: \[0, 0\] = -1 is outside"),
         ({"context_lengths": np.array([5])}, r"context_lengths: \[0\] = 5 needs 2 blocks of 4"),
         ({"context_lengths": np.array([0])}, "query_starts: sequence 0 has 1 queries, but"),
