@@ -1,7 +1,7 @@
 """How large the pieces are that the GPU kernels work on: a table by dtypes and head size.
 
-Chosen by the real compiler for Hopper: the largest that need no register spill and fit shared
-memory, not by a clock.
+Chosen by the real compiler for Hopper: the largest that need no register spill, on caches of more
+than 4 GiB too, and fit shared memory. Not by a clock.
 """
 
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ class Tile:
 # (dtype of q, dtype of the cache) -> tile for head sizes up to 128, and up to 256.
 TILES = {
     ("bfloat16", "bfloat16"): (Tile(64, 64, 4), Tile(64, 64, 8)),
-    ("float32", "bfloat16"): (Tile(64, 64, 4), Tile(32, 32, 4)),
-    ("float32", "float32"): (Tile(64, 32, 8), Tile(64, 32, 8)),
+    ("float32", "bfloat16"): (Tile(64, 64, 8), Tile(32, 32, 8)),
+    ("float32", "float32"): (Tile(64, 32, 8), Tile(32, 32, 8)),
 }
 LARGEST_HEAD = 256
 
