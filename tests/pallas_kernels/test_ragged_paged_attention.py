@@ -32,6 +32,16 @@ def quick(names, chosen):
     return [n if n in chosen else pytest.param(n, marks=pytest.mark.slow) for n in names]
 
 
+def pairs(names, chosen, interpreted):
+    """Each back end with names: XLA with all, of which some are quick, the others with a few."""
+    return [
+        pytest.param(b, n, marks=() if b == "xla" and n in chosen else pytest.mark.slow)
+        for b in BACK_ENDS
+        for n in names
+        if b == "xla" or n in interpreted
+    ]
+
+
 write = jax.jit(write_kv)
 attend = jax.jit(
     ragged_paged_attention, static_argnames=("implementation", "scale", "window", "soft_cap")
@@ -92,8 +102,12 @@ def test_every_block_size_is_right(implementation, block_size):
     check(implementation, shapes.arguments(SMALL, mixture, block_size=block_size, tokens=120))
 
 
-@pytest.mark.parametrize("name", quick(shapes.HEADS, ("smollm2-135m", "gemma-7b")))
-@pytest.mark.parametrize("implementation", QUICK_ON_XLA)
+@pytest.mark.parametrize(
+    "implementation, name",
+    pairs(
+        shapes.HEADS, ("smollm2-135m", "gemma-7b"), ("smollm2-135m", "phi2-2.7b", "gemma-7b")
+    ),
+)
 def test_real_head_shapes_are_right(implementation, name):
     mixture = [(70, 1), (20, 20), (33, 9)]
     arguments = shapes.arguments(shapes.HEADS[name], mixture, block_size=16)
@@ -289,8 +303,9 @@ def in_chunks(implementation, chunks, *, block_size, tokens, sequences, seat, ma
     return np.concatenate(results)
 
 
-@pytest.mark.parametrize("chunks", CHUNKINGS, ids=len)
-@pytest.mark.parametrize("implementation", QUICK_ON_XLA)
+@pytest.mark.parametrize(
+    "implementation, chunks", pairs(CHUNKINGS, CHUNKINGS, ([33, 33, 24], [64, 1, 25]))
+)
 def test_a_result_does_not_depend_on_batch_mates(implementation, chunks):
     """FAULTS J9: other mates, another seat, another rung, other blocks; equal in every bit."""
     chunks = chunks if len(chunks) < 90 else chunks[:12]
