@@ -153,7 +153,7 @@ def rungs_of(ladder: Ladder, tokens: np.ndarray, sequences: np.ndarray) -> np.nd
 
 
 def _told(done: Simulated, column: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Requests whose end is told in each iteration: whole answers are told when their batch ends."""
+    """Requests whose end is told in each iteration: of whole answers when their batch ends."""
     ended = column["finished"]
     if done.deliver_at == "token":
         return ended
