@@ -99,7 +99,7 @@ def iterations_table(done: Simulated) -> pl.DataFrame:
         "running": column["running"], "waiting": column["waiting"], "backlog": column["backlog"],
         "used_blocks": int(done.system.num_blocks) - column["free_blocks"],
         "free_blocks": column["free_blocks"], "preempted": column["preempted"],
-        "admitted": column["admitted"], "finished": column["finished"],
+        "admitted": column["admitted"], "finished": _told(done, column),
         "limited_by": words[column["limited_by"]].tolist(),
         "repeats": np.ones(len(scheduled), np.int64),
     }
@@ -150,6 +150,16 @@ def rungs_of(ladder: Ladder, tokens: np.ndarray, sequences: np.ndarray) -> np.nd
     for place in np.flatnonzero(chosen == len(ladder.rungs))[:1]:
         ladder.choose(int(tokens[place]), int(sequences[place]))
     return chosen
+
+
+def _told(done: Simulated, column: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Requests whose end is told in each iteration: of whole answers when their batch ends."""
+    ended = column["finished"]
+    if done.deliver_at == "token":
+        return ended
+    over = column["running"] == ended
+    so_far = np.where(over, np.cumsum(ended), 0)
+    return np.where(over, so_far - np.maximum.accumulate(np.append(0, so_far[:-1])), 0)
 
 
 def _columns(done: Simulated) -> dict[str, np.ndarray]:

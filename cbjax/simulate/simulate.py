@@ -42,6 +42,7 @@ class Simulated:
         system: block size and blocks.
         pace: what an iteration's time was made of.
         rungs: the ladder.
+        deliver_at: of the policy's traits.
     """
 
     kept: np.ndarray
@@ -54,6 +55,7 @@ class Simulated:
     system: System
     pace: Pace
     rungs: Ladder
+    deliver_at: str
 
 
 def simulate(
@@ -128,6 +130,7 @@ def simulate(
         gaps=np.array(run.gaps), iterations=np.concatenate(iterations),
         pages=jax.tree.map(lambda *parts: np.concatenate(parts), *plans) if pages else None,
         iteration_count=int(run.iteration), turns=taken, system=system, pace=pace, rungs=rungs,
+        deliver_at=policy.traits.deliver_at,
     )
 
 
