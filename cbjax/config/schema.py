@@ -301,8 +301,9 @@ class SearchConfig:
     """Search of the greatest load that meets `slo`, for every cell: its runs are the loads tried.
 
     The load is `workload.arrivals.rate`, requests per second: `start` is doubled or halved between
-    `least` and `most`, then bisected to `precision`. Repeated with as many `seeds`. The other three
-    are `cbjax.capacity.Tolerances`.
+    `least` and `most`, then bisected to `precision`. Repeated with as many `seeds`. `growth`,
+    `thrash` and `lost` are `cbjax.capacity.Tolerances`. With `only_with_slo`, cells without an SLO
+    run once as they are, beside the others; otherwise they are refused.
     """
 
     start: float = 1.0
@@ -313,6 +314,7 @@ class SearchConfig:
     growth: float = 0.01
     thrash: float = 0.1
     lost: float = 0.01
+    only_with_slo: bool = False
 
     def __post_init__(self) -> None:
         require_at_least("study.search.seeds", self.seeds, 1)
