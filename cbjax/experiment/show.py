@@ -6,7 +6,7 @@ from typing import Any
 
 from cbjax.experiment.answers import Dialogue, one_of_each_class, read_answers
 from cbjax.experiment.study import StudyResult
-from cbjax.report import ascii_timeline, capacity_table, grid_axes, study_table
+from cbjax.report import ascii_timeline, capacity_table, grid_axes, study_table, view_tables
 from cbjax.results import has_capacity, read_capacity
 
 PROMPT_WIDTH = 200
@@ -33,6 +33,8 @@ def show_study(result: StudyResult, out: Callable[[Any], None]) -> None:
         out(capacity_table(read_capacity(result.folder)))
     else:
         out(study_table(rows, runs, grid_axes(rows, result.experiment.swept)))
+    for table in view_tables(shown.views, rows, result.folder):
+        out(table)
     for file in result.figures:
         out(f"figure  {file}")
     out(f"results {result.folder}")
