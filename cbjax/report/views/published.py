@@ -10,6 +10,7 @@ import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich import box
+from rich.console import Group
 from rich.table import Table
 
 from cbjax.report.capacity import capacities
@@ -21,7 +22,8 @@ Claims = Sequence[Mapping[str, Any]]
 COLUMNS = 2
 NEEDED = ("what", "source", "metric", "of", "published")
 CAPACITY = "capacity"
-AT_MOST_CHARACTERS = 34
+MOST_CHARACTERS = 34
+WIDTHS = (18, 11, 36)  # of the table's columns, the same for every kind of number
 
 
 def compare(rows: pl.DataFrame, folder: Path, claims: Claims) -> pl.DataFrame:
@@ -32,7 +34,8 @@ def compare(rows: pl.DataFrame, folder: Path, claims: Claims) -> pl.DataFrame:
         folder: of the study; its capacities are read where a claim needs them.
         claims: each with `what` is told, its `source`, the `metric` (a column of `rows`, or
             "capacity" in requests/s), `of` which run (its label) or of which two (their ratio),
-            the `published` number or (least, greatest), and what `cannot` match, if anything.
+            the `published` number or (least, greatest); and, if need be, what it is `called` and
+            why it `cannot` match.
 
     Returns:
         what, source, metric, of, `published_low`, `published_high`, `simulated` (null where the
@@ -76,25 +79,27 @@ def draw(rows: pl.DataFrame, folder: Path, *, claims: Claims) -> Figure:
     return figure
 
 
-def table(rows: pl.DataFrame, folder: Path, *, claims: Claims) -> Table:
-    """The same as a table: a line per claim, and why what cannot match cannot."""
-    shown = Table(title="published beside simulated", box=box.SIMPLE_HEAD)
-    for name in ("number", "of"):
-        shown.add_column(name)
+def table(rows: pl.DataFrame, folder: Path, *, claims: Claims) -> Group:
+    """The same as a table per kind of number, with why what cannot match cannot."""
+    compared = compare(rows, folder, claims)
+    kinds = compared.group_by("what", maintain_order=True)
+    return Group("published beside simulated", *(_table_of(group) for _, group in kinds))
+
+
+def _table_of(rows: pl.DataFrame) -> Table:
+    shown = Table(title=rows["what"][0], caption=rows["source"][0], box=box.SIMPLE_HEAD,
+                  title_justify="left", caption_justify="left")
+    shown.add_column("of", min_width=WIDTHS[0])
     for name in ("published", "simulated", "off by"):
-        shown.add_column(name, justify="right", no_wrap=True)
-    shown.add_column("cannot match, because")
-    before = None
-    for row in compare(rows, folder, claims).to_dicts():
-        first = row["what"] != before
-        ends = (row["published_low"], row["published_high"])
+        shown.add_column(name, justify="right", no_wrap=True, min_width=WIDTHS[1])
+    shown.add_column("cannot match, because", width=WIDTHS[2])
+    for row in rows.to_dicts():
+        ends = dict.fromkeys((row["published_low"], row["published_high"]))
         shown.add_row(
-            f"{row['what']}\n  {row['source']}" if first else "", row["of"],
-            " – ".join(_number(end, row["metric"]) for end in dict.fromkeys(ends)),
+            row["of"], " – ".join(_number(end, row["metric"]) for end in ends),
             _number(row["simulated"], row["metric"]),
-            ABSENT if row["off"] is None else f"{100 * row['off']:+.0f} %", row["cannot"] or "",
+            ABSENT if row["off"] is None else f"{100 * row['off']:+.0f} %", row["cannot"],
         )
-        before = row["what"]
     return shown
 
 
@@ -118,7 +123,8 @@ def _row(claim: Mapping[str, Any], measured: Mapping[str, Mapping[str, Any]]) ->
     low, high = np.broadcast_to(claim["published"], 2).astype(float).tolist()
     return {
         "what": claim["what"], "source": claim["source"], "metric": claim["metric"],
-        "of": " / ".join(of), "published_low": low, "published_high": high,
+        "of": claim.get("called") or " / ".join(of),
+        "published_low": low, "published_high": high,
         "simulated": simulated, "off": _off(simulated, low, high), "cannot": claim.get("cannot"),
     }
 
@@ -152,7 +158,7 @@ def _draw_kind(axis: Axes, rows: pl.DataFrame) -> None:
     ):
         axis.plot(found[mask], places[mask], "o", color=colour, markersize=7, linestyle="none",
                   markerfacecolor=colour if colour is VERMILION else "white", label=label)
-    labels = [safe(fill(label, AT_MOST_CHARACTERS)) for label in rows["of"]]
+    labels = [safe(fill(label, MOST_CHARACTERS)) for label in rows["of"]]
     axis.set_yticks(places, labels)
     axis.set_ylim(-0.6, len(rows) - 0.4)
     axis.set_xlim(0, 100 if percent else 1.12 * np.nanmax([*high, *found]))
