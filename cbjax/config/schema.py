@@ -232,11 +232,13 @@ class WorkloadConfig:
 class BackendConfig:
     """What serves the workload: a file of `cbjax/experiment/backends`.
 
-    The rest is for `simulated`: `cost` names a cost model and gives its numbers; `host_s`,
+    `clock` is for `model`: "wall", or "process", the seconds that this process computes, where
+    others use the machine too. The rest is for `simulated`: `cost` names a cost model and gives its numbers; `host_s`,
     `compile_s` and `padded` say what else costs time, see `cbjax.simulate.simulate`.
     """
 
     name: str = "model"
+    clock: str = "wall"
     cost: dict[str, Any] = field(default_factory=dict)
     host_s: float = 0.0
     compile_s: float = 0.0
@@ -244,6 +246,7 @@ class BackendConfig:
     leap: bool = True
 
     def __post_init__(self) -> None:
+        require_one_of("backend.clock", self.clock, ["wall", "process"])
         require_at_least("backend.host_s", self.host_s, 0)
         require_at_least("backend.compile_s", self.compile_s, 0)
 
@@ -321,6 +324,25 @@ class SearchConfig:
 
 
 @dataclass
+class FitConfig:
+    """Simulation of every cell beside the engine's run, with step times fitted to some of them.
+
+    Attributes:
+        loads: rates (`workload.arrivals.rate`) whose runs are fitted; all others are held out.
+        starved: share of the KV blocks that a control has, which must fit worse under pressure.
+    """
+
+    loads: list[float] = field(default_factory=list)
+    starved: float = 0.7
+
+    def __post_init__(self) -> None:
+        if not self.loads:
+            raise impossible("study.fit.loads", self.loads, "name at least one rate of the grid")
+        if not 0 < self.starved < 1:
+            raise impossible("study.fit.starved", self.starved, "give a share, 0 < x < 1")
+
+
+@dataclass
 class StudyConfig:
     """What an experiment compares and shows.
 
@@ -332,12 +354,14 @@ class StudyConfig:
         figures: "study" draws the runs beside one another, "all" also each run alone, "none".
         views: further figures of the study, files of `cbjax/report/views`: name -> options.
         search: look for the capacity of every cell instead of running it once.
+        fit: simulate every cell beside its run, with step times fitted to some of the runs.
     """
 
     cells: dict[str, list[str]] = field(default_factory=dict)
     grid: dict[str, list[Any]] = field(default_factory=dict)
     views: dict[str, dict[str, Any]] = field(default_factory=dict)
     search: SearchConfig | None = None
+    fit: FitConfig | None = None
     answers: int = 0
     timeline: bool = False
     figures: str = "study"
