@@ -233,8 +233,9 @@ class BackendConfig:
     """What serves the workload: a file of `cbjax/experiment/backends`.
 
     `clock` is for `model`: "wall", or "process", the seconds that this process computes, where
-    others use the machine too. The rest is for `simulated`: `cost` names a cost model and gives its numbers; `host_s`,
-    `compile_s` and `padded` say what else costs time, see `cbjax.simulate.simulate`.
+    others use the machine too. The rest is for `simulated`: `cost` names a cost model and gives its
+    numbers; `host_s`, `compile_s` and `padded` say what else costs time, see
+    `cbjax.simulate.simulate`.
     """
 
     name: str = "model"

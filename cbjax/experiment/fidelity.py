@@ -54,15 +54,16 @@ def compare_with_engine(cells: Sequence[Cell], wanted: FitConfig, run: Runner) -
     measured = [run(cell, f"[{n}/{len(cells)}] ") for n, cell in enumerate(cells, start=1)]
     for cell, real in zip(cells, measured, strict=True):
         _require_full_answers(cell, real)
-    fitted = [real for cell, real in zip(cells, measured, strict=True) if _rate(cell) in wanted.loads]
+    known = [_rate(cell) in wanted.loads for cell in cells]
+    fitted = [real for real, is_known in zip(measured, known, strict=True) if is_known]
     backend = fitted_backend(fitted)
     run.say(f"fitted to {sum(len(one.tables.iterations) for one in fitted)} iterations: "
             f"{_told(backend)}")
     rows: list[dict[str, Any]] = []
-    for cell, real in zip(cells, measured, strict=True):
+    for cell, real, is_known in zip(cells, measured, known, strict=True):
         iterations, differing = differing_iterations(_simulated(cell, real, backend), real)
         about = {
-            "label": cell.label, "load": _rate(cell), "held_out": _rate(cell) not in wanted.loads,
+            "label": cell.label, "load": _rate(cell), "held_out": not is_known,
             "saturated": (real.metrics["queue_growth"] or 0.0) > SATURATED,
             "iterations": iterations, "differing": differing,
         }

@@ -12,6 +12,7 @@ from cbjax.simulate import costs, simulate
 from cbjax.simulate.replay import replay
 from cbjax.workload import Arrivals, Workload, WorkloadRequest
 
+PADDED_TO = 4096
 DECIDED = ("iteration", "request_id", "kind", "tokens")
 
 
@@ -33,6 +34,8 @@ def differing_iterations(cell: Cell, real: Run) -> tuple[int, int]:
     limits, system = sizes(config, policy)
     starts = real.tables.iterations["start_s"].to_numpy()
     lasted = np.append(np.diff(starts), real.tables.iterations["duration_s"][-1])
+    # Runs of similar length share a compiled program; the last time is repeated anyway.
+    lasted = np.pad(lasted, (0, -len(lasted) % PADDED_TO), mode="edge")
     done = simulate(
         _as_seen(real, starts), policy, costs.replayed(lasted.tolist()), limits, system=system,
         rungs=ladder_of(config, policy, int(system.max_length)), pages=True,

@@ -88,7 +88,7 @@ def run_experiment(
 
 
 def study_settings(experiment: Experiment) -> dict[str, Any]:
-    """What the study's folder is named by: every setting of every cell, and what is made of them."""
+    """What the study's folder is named by: every setting of every cell, and what is asked."""
     shown = experiment.study
     asked = {"search": shown.search, "fit": shown.fit}
     return {

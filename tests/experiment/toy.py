@@ -26,6 +26,11 @@ SMALL = {
         "iteration_tokens=128", "model.max_length=128", "kv.num_blocks=32",
         "workload.max_tokens_by_class={short_answer:3,long_prompt:3,long_generation:3}",
     ],
+    "published": ["workload.num_requests=8"],
+    "fidelity": [
+        "model=tiny", "ladder=single", "seats=2", "budget=16", "workload.num_requests=6",
+        "workload.arrivals.rate=20,500", "study.fit.loads=[20]", "model.max_length=224",
+    ],
     "real_prompts": [
         "model=tiny", "ladder=single", "seats=2", "budget=32", "workload.max_tokens=3"
     ],

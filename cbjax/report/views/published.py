@@ -23,7 +23,6 @@ COLUMNS = 2
 NEEDED = ("what", "source", "metric", "of", "published")
 CAPACITY = "capacity"
 MOST_CHARACTERS = 34
-WIDTHS = (18, 11, 36)  # of the table's columns, the same for every kind of number
 
 
 def compare(rows: pl.DataFrame, folder: Path, claims: Claims) -> pl.DataFrame:
@@ -89,10 +88,10 @@ def table(rows: pl.DataFrame, folder: Path, *, claims: Claims) -> Group:
 def _table_of(rows: pl.DataFrame) -> Table:
     shown = Table(title=rows["what"][0], caption=rows["source"][0], box=box.SIMPLE_HEAD,
                   title_justify="left", caption_justify="left")
-    shown.add_column("of", min_width=WIDTHS[0])
-    for name in ("published", "simulated", "off by"):
-        shown.add_column(name, justify="right", no_wrap=True, min_width=WIDTHS[1])
-    shown.add_column("cannot match, because", width=WIDTHS[2])
+    shown.add_column("of", no_wrap=True, min_width=18)
+    for name, width in (("published", 11), ("simulated", 9), ("off by", 7)):
+        shown.add_column(name, justify="right", no_wrap=True, min_width=width)
+    shown.add_column("cannot match, because", min_width=21)
     for row in rows.to_dicts():
         ends = dict.fromkeys((row["published_low"], row["published_high"]))
         shown.add_row(
