@@ -37,7 +37,7 @@ BELOW = {
     "cbjax.experiment": {
         "cbjax.cache", "cbjax.config", "cbjax.core", "cbjax.engine", "cbjax.models",
         "cbjax.simulate", "cbjax.workload", "cbjax.metrics", "cbjax.results", "cbjax.report",
-        "cbjax.capacity", "cbjax.hardware",
+        "cbjax.capacity", "cbjax.flags", "cbjax.hardware",
     },
     "cbjax.run": {"cbjax.hardware", "cbjax.config", "cbjax.experiment", "cbjax.results"},
 }

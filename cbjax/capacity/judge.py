@@ -26,7 +26,7 @@ class Tolerances:
         for name in ("growth", "thrash", "lost"):
             value = getattr(self, name)
             if not 0 <= value < 1:
-                raise ValueError(f"{name} = {value}: give a share, 0 <= x < 1")
+                raise ValueError(f"search.{name} = {value}: give a share, 0 <= x < 1")
 
 
 @dataclass(frozen=True)

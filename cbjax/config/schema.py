@@ -356,6 +356,7 @@ class StudyConfig:
         views: further figures of the study, files of `cbjax/report/views`: name -> options.
         search: look for the capacity of every cell instead of running it once.
         fit: simulate every cell beside its run, with step times fitted to some of the runs.
+        flags: of how many cells, greatest capacity first, to print the server's command line.
     """
 
     cells: dict[str, list[str]] = field(default_factory=dict)
@@ -363,12 +364,14 @@ class StudyConfig:
     views: dict[str, dict[str, Any]] = field(default_factory=dict)
     search: SearchConfig | None = None
     fit: FitConfig | None = None
+    flags: int = 0
     answers: int = 0
     timeline: bool = False
     figures: str = "study"
 
     def __post_init__(self) -> None:
         require_at_least("study.answers", self.answers, 0)
+        require_at_least("study.flags", self.flags, 0)
         require_one_of("study.figures", self.figures, ["study", "all", "none"])
 
 

@@ -81,7 +81,8 @@ class Engine:
                 budget, or `max_length`.
             ladder: compiled shapes; its last rung must hold the greatest schedulable batch.
             window: waiting requests that the policy sees.
-            attention: name of an attention back end.
+            attention: name of a back end of `pallas_kernels`; by default the one for this platform.
+                One that was written for another platform is interpreted (slow).
             debug: check the invariants after every verb (slow).
             progress: `(label, done, total)` while compiling.
 

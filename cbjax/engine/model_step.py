@@ -25,6 +25,7 @@ from cbjax.engine.sampling import (
     stack_sampling,
 )
 from cbjax.models import LoadedModel, ModelConfig, Weights, forward
+from pallas_kernels import storage
 from pallas_kernels.kv_write.api import new_kv_cache
 
 _MAX_STOP_IDS = 16
@@ -153,4 +154,5 @@ def model_executor(
 def bytes_per_block(config: ModelConfig, block_size: int, dtype: str) -> int:
     """Memory of one KV block in all layers, keys and values."""
     item = np.dtype(np.float32).itemsize if dtype == "float32" else 2
-    return 2 * config.num_layers * config.num_kv_heads * block_size * config.head_dim * item
+    head = storage.storage_head_dim(config.head_dim) * item
+    return 2 * config.num_layers * config.num_kv_heads * block_size * head

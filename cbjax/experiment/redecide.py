@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 
 from cbjax.config import Cell, build_policy
-from cbjax.experiment.backends.simulated import sizes
+from cbjax.experiment.backends.simulated import limits_and_system
 from cbjax.experiment.sizes import ladder_of
 from cbjax.metrics import Recorder
 from cbjax.results import Run
@@ -31,7 +31,7 @@ def differing_iterations(cell: Cell, real: Run) -> tuple[int, int]:
         Iterations of the run, and how many of them are decided otherwise.
     """
     policy, config = build_policy(cell.config.policy), cell.config
-    limits, system = sizes(config, policy)
+    limits, system = limits_and_system(config, policy)
     starts = real.tables.iterations["start_s"].to_numpy()
     lasted = np.append(np.diff(starts), real.tables.iterations["duration_s"][-1])
     # Runs of similar length share a compiled program; the last time is repeated anyway.

@@ -33,10 +33,10 @@ def search_capacity(cells: Sequence[Cell], wanted: SearchConfig, run: Runner) ->
         ConfigError: a cell without bounds or without a rate, or an impossible search.
     """
     fields = asdict(wanted)
-    tolerances = Tolerances(**{name: fields.pop(name) for name in ("growth", "thrash", "lost")})
+    limits = {name: fields.pop(name) for name in ("growth", "thrash", "lost")}
     seeds, only_with_slo = fields.pop("seeds"), fields.pop("only_with_slo")
     try:
-        search = Search(**fields)
+        tolerances, search = Tolerances(**limits), Search(**fields)
     except ValueError as error:
         raise ConfigError(f"study.{error}") from error
     searched = [cell for cell in cells if _has_slo(cell) or not only_with_slo]

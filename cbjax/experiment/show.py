@@ -5,8 +5,16 @@ from textwrap import shorten
 from typing import Any
 
 from cbjax.experiment.answers import Dialogue, one_of_each_class, read_answers
+from cbjax.experiment.command_lines import command_lines
 from cbjax.experiment.study import StudyResult
-from cbjax.report import ascii_timeline, capacity_table, grid_axes, study_table, view_tables
+from cbjax.report import (
+    ascii_timeline,
+    capacity_table,
+    conditions,
+    grid_axes,
+    study_table,
+    view_tables,
+)
 from cbjax.results import has_capacity, read_capacity
 
 PROMPT_WIDTH = 200
@@ -31,6 +39,9 @@ def show_study(result: StudyResult, out: Callable[[Any], None]) -> None:
     rows = result.comparison
     if has_capacity(result.folder):
         out(capacity_table(read_capacity(result.folder)))
+        out(conditions(runs))
+        for line in command_lines(result, shown.flags):
+            out(line)
     else:
         out(study_table(rows, runs, grid_axes(rows, result.experiment.swept)))
     for table in view_tables(shown.views, rows, result.folder):

@@ -6,6 +6,7 @@ from typing import Any
 
 import polars as pl
 
+from cbjax.metrics.batching import classify_batching
 from cbjax.metrics.latency import (
     LATENCIES_OF,
     ONE_TOKEN_RULE,
@@ -65,8 +66,9 @@ def summarise(
             but kept no token's time; of the whole run, whatever the window.
 
     Returns:
-        `backend`, `offered_rate`, `window`, `slo`, `rules` (how values were computed),
-        `not_measured` (metric -> why it is absent) and `metrics`, whose names end in their units.
+        `backend`, `offered_rate`, `window`, `slo`, `batching` (see `classify_batching`), `rules`
+        (how values were computed), `not_measured` (metric -> why it is absent) and `metrics`, whose
+        names end in their units.
 
     Raises:
         ValueError: the window is empty or reversed, or the SLO has an unknown field.
@@ -110,6 +112,7 @@ def summarise(
         "offered_rate": offered_rate if finite_rate else None,
         "window": dict(measured.stated()),
         "slo": dict(bounds.stated()),
+        "batching": classify_batching(arrived),
         "rules": {
             "percentiles": PERCENTILE_RULE,
             "one_token_answers": ONE_TOKEN_RULE,

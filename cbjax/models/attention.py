@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Shaped
 
 from cbjax.core.batch import IterationBatch
+from pallas_kernels.backends import names
 from pallas_kernels.kv_write.api import write_kv
 from pallas_kernels.ragged_paged_attention.api import ragged_paged_attention
 
@@ -31,7 +32,8 @@ def paged_attention(
         keys, values: the cache of all layers; consumed if donated.
         layer: which layer, a Python or traced integer.
         batch: whose tokens they are and where their KV goes.
-        implementation: name of an attention back end, or None for the best here.
+        implementation: name of an attention back end, which writes the cache too where it can, or
+            None for the best here.
 
     Returns:
         The mixed values `[T, H, D]` (0 for padding tokens) and the cache.
@@ -42,7 +44,8 @@ def paged_attention(
         # the whole cache in every layer; a second row that writes nowhere keeps it a scatter.
         k, v, offsets = (jnp.concatenate([x, x]) for x in (k, v, offsets))
         blocks = jnp.concatenate([blocks, jnp.full(1, keys.shape[1], blocks.dtype)])
-    keys, values = write_kv(keys, values, k, v, layer, blocks, offsets)
+    writer = implementation if implementation in names("pallas_kernels.kv_write") else None
+    keys, values = write_kv(keys, values, k, v, layer, blocks, offsets, implementation=writer)
     mixed = ragged_paged_attention(
         q,
         keys,

@@ -56,7 +56,8 @@ def draw_latencies(runs: Sequence[Run]) -> Figure:
 def _samples(run: Run) -> dict[str, np.ndarray]:
     latencies = request_latencies(run.tables.requests).filter(pl.col("outcome") == "completed")
     completed = run.tables.requests.join(latencies, on="request_id", how="semi")
-    measured = "itl_s" not in run.summary["not_measured"]
+    recorded = "token_times_s" in completed.columns
+    measured = recorded and "itl_s" not in run.summary["not_measured"]
     return {
         "ttft_s": latencies["ttft_s"].drop_nulls().to_numpy(),
         "itl_s": inter_token_gaps(completed) if measured else np.empty(0),

@@ -89,6 +89,12 @@ def number(value: float | int | None, metric: str) -> str:
     return significant(float(value) if measured or value != int(value) else int(value))
 
 
+def unit_of(metric: str) -> float:
+    """What a metric's value is multiplied with to be in the unit of its title."""
+    name = metric.partition(".")[0]
+    return 100.0 if name in PERCENT else 1000.0 if _in_ms(name) else 1.0
+
+
 def significant(value: float | int) -> str:
     """Three significant digits, never in exponent form; an int in full."""
     if isinstance(value, int):

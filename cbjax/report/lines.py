@@ -52,8 +52,7 @@ def lines_of(rows: pl.DataFrame, setting: str) -> list[Line]:
     Raises:
         ValueError: it is no column of numbers.
     """
-    if setting not in rows.columns or not rows[setting].dtype.is_numeric():
-        raise ValueError(f"{setting!r} is not a setting with numbers of these runs")
+    rows = _with_setting(rows, setting)
     named = rows.with_columns(_line=pl.Series([_name(row, setting) for row in rows.to_dicts()]))
     lines, dashes = [], dict[str, int]()
     for (label,), group in named.group_by("_line", maintain_order=True):
@@ -67,6 +66,20 @@ def lines_of(rows: pl.DataFrame, setting: str) -> list[Line]:
         at = means[setting].cast(pl.Float64).to_numpy()
         lines.append(Line(str(label), setting, at, means, style))
     return lines
+
+
+def _with_setting(rows: pl.DataFrame, setting: str) -> pl.DataFrame:
+    """The rows with the setting as a column of numbers.
+
+    An alias, such as the budget, became a knob of each policy; what it was is in the label.
+    """
+    if setting in rows.columns and rows[setting].dtype.is_numeric():
+        return rows
+    leaf = setting.rpartition(".")[2]
+    values = rows["label"].str.extract(rf"(?:^|, ){leaf}=([0-9.]+)").cast(pl.Float64)
+    if values.null_count():
+        raise ValueError(f"{setting!r} is not a setting with numbers of these runs")
+    return rows.with_columns(values.alias(setting))
 
 
 def _name(row: Mapping[str, Any], setting: str) -> str:

@@ -127,10 +127,12 @@ def conditions(runs: Sequence[Run]) -> str:
     lines = {
         "backend": _each(runs, lambda run: run.summary["backend"]),
         "device": _each(runs, lambda run: run.environment.get("device")),
+        "assumed": _each(runs, _assumed),
         "offered load": _each(runs, _load),
         "SLO": _each(runs, lambda run: str(as_slo(run.summary["slo"]))),
         "window": _each(runs, _window),
         "compile time before the clock": _each(runs, _compile),
+        "batching, told from the rows": _each(runs, lambda run: run.summary.get("batching")),
         "not measured": _each(runs, _not_measured),
     }
     return "\n".join(f"{name}: {text}" for name, text in lines.items() if text)
@@ -159,6 +161,17 @@ def _load(run: Run) -> str:
     rate = run.summary["offered_rate"]
     requests = len(run.tables.requests) or run.metrics["completed"]
     return f"{requests} requests, " + (f"{rate:g} per second" if rate else "no given rate")
+
+
+def _assumed(run: Run) -> str | None:
+    """What a simulation stands for and takes time from."""
+    cost = run.environment.get("cost")
+    if not cost:
+        return None
+    numbers = ", ".join(f"{name} = {value}" for name, value in cost.items() if name != "name")
+    parts = [run.environment.get("stands_for"), f"cost model {cost['name']} ({numbers})",
+             f"{run.environment.get('num_blocks')} KV blocks"]
+    return ", ".join(part for part in parts if part)
 
 
 def _window(run: Run) -> str:

@@ -6,9 +6,8 @@ policy allows one. Nothing in a turn depends on the number of requests.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,6 @@ from jaxtyping import Array, Bool, Int
 from cbjax.core import time
 from cbjax.core.commit import commit
 from cbjax.core.control import when
-from cbjax.core.limits import Limits
 from cbjax.core.plan import Emitted, Plan
 from cbjax.core.policy import Policy
 from cbjax.core.reasons import FinishReason
@@ -28,92 +26,11 @@ from cbjax.core.schedule import schedule
 from cbjax.core.state import State
 from cbjax.core.time import Time
 from cbjax.simulate import book, compiler, leap, log, stream
-from cbjax.simulate.book import Notes
-from cbjax.simulate.histogram import BINS, count_alike
+from cbjax.simulate.histogram import count_alike
 from cbjax.simulate.pace import Pace, durations
+from cbjax.simulate.run import PATIENCE, Run, Shape, is_done, outside
 from cbjax.simulate.stream import Stream
 from cbjax.simulate.work import Work
-
-PATIENCE = 3  # turns in a row that may change nothing, as in the engine's loop
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What decides which program is compiled.
-
-    Attributes:
-        limits: the capacities.
-        lanes: K, most iterations of a leap; 0 = no leaps are compiled in.
-        turns: most turns of one call.
-        rows: iterations that the log holds per call; 0 = no log.
-        pages: whole plans are kept, for the exact record of every token.
-        gaps: count the gaps between tokens.
-        closed: a closed loop.
-        shaped: rungs matter: padding or compilation counts.
-    """
-
-    limits: Limits
-    lanes: int = 32
-    turns: int = 4096
-    rows: int = 16384
-    pages: bool = False
-    gaps: bool = True
-    closed: bool = False
-    shaped: bool = False
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Run:
-    """Everything that goes from turn to turn; the requests R appear in `kept` and `stream` only."""
-
-    state: State
-    stream: Stream
-    notes: Notes
-    kept: Int[Array, "R F"]
-    first: Int[Array, ""]  # the next request to enter the rows
-    arrived: Int[Array, ""]
-    ended: Int[Array, ""]
-    iteration: Int[Array, ""]
-    turns: Int[Array, ""]  # of this call
-    idle: Int[Array, ""]  # turns in a row that changed nothing
-    limited_by: Int[Array, ""]  # LimitedBy of the last one
-    compiled: Bool[Array, "G"]  # rungs used so far
-    gaps: Int[Array, "B"]  # histogram of the gaps between tokens
-    held_back: Int[Array, "S"]  # requests of the batch that ended before it; NO_REQUEST
-    log: Int[Array, "F C"]
-    rows: Int[Array, ""]  # written in the log
-    pages: Any  # stacked (Plan, Emitted, start, end), or None
-
-
-def begin(state: State, requests: Stream, rungs: int, shape: Shape) -> Run:
-    """Before the first turn."""
-    limits = shape.limits
-    zero: Any = np.int32(0)
-    return Run(
-        state=state, stream=requests, notes=book.empty_notes(limits.rows),
-        kept=book.empty_kept(requests.prompt.shape[0]), first=zero, arrived=zero, ended=zero,
-        iteration=zero, turns=zero, idle=zero, limited_by=zero, compiled=jnp.zeros(rungs, bool),
-        gaps=jnp.zeros(BINS if shape.gaps else 0, jnp.int32),
-        held_back=jnp.full(limits.seats, NO_REQUEST, jnp.int32),
-        log=log.empty_log(shape.rows, shape.lanes), rows=zero, pages=None,
-    )
-
-
-def with_pages(policy: Policy, pace: Pace, run: Run, shape: Shape) -> Run:
-    """Room for the plans of `shape.rows` iterations."""
-    def facts():
-        inbox = stream.inbox_of(
-            run.stream, run.first, run.first, run.first, run.state.clock, shape.limits
-        )
-        state, plan = schedule(policy, run.state, inbox, shape.limits)
-        nothing = jnp.zeros(shape.limits.rows, jnp.int32)
-        emitted = commit(state, plan, nothing, nothing > 0, state.clock)[1]
-        return plan, emitted, state.clock, state.clock
-
-    return replace(run, pages=jax.tree.map(
-        lambda leaf: jnp.zeros((shape.rows, *leaf.shape), leaf.dtype), jax.eval_shape(facts)
-    ))
 
 
 def advance(policy: Policy, pace: Pace, run: Run, leaps, shape: Shape) -> Run:
@@ -145,12 +62,6 @@ def compiled_advance() -> Callable[..., Run]:
         advance, static_argnames=("shape",), donate_argnames=("run",),
         compiler_options=compiler.OPTIONS if jax.default_backend() == "cpu" else None,
     )
-
-
-def is_done(run: Run) -> Bool[Array, ""]:
-    """Whether every request has ended, and what ended has left its row."""
-    done = run.ended == run.stream.count
-    return done if run.state.ending is None else done & ~jnp.any(run.state.ending)
 
 
 def _iteration(policy: Policy, pace: Pace, run: Run, shape: Shape) -> Run:
@@ -359,9 +270,14 @@ def _leap(policy: Policy, pace: Pace, run: Run, leaps, shape: Shape) -> Run:
     """As many iterations at once as are alike, and again, until none is."""
     def goes(carry):
         run, more = carry
-        backlog, upcoming = _outside(run)
+        backlog, upcoming = outside(run)
+        free = jnp.sum(run.state.rows.status == Status.FREE)
         # A row that is free takes in what waits behind the rows.
-        quiet = (backlog == 0) | ~jnp.any(run.state.rows.status == Status.FREE)
+        quiet = (backlog == 0) | (free == 0)
+        if shape.closed:
+            # A client that is free sends its next request.
+            inside = shape.limits.rows - free + backlog
+            quiet &= (inside >= run.stream.concurrency) | (run.arrived == run.stream.count)
         goes = more & leap.decodes_only(run.state) & quiet
         goes &= leap.ask(policy, run.state, backlog, shape.limits).turns > 0
         if shape.rows:
@@ -370,7 +286,7 @@ def _leap(policy: Policy, pace: Pace, run: Run, leaps, shape: Shape) -> Run:
 
     def take(carry):
         run, _ = carry
-        backlog, upcoming = _outside(run)
+        backlog, upcoming = outside(run)
         ahead, says = leap.look_ahead(
             policy, run.state, pace, run.compiled, run.iteration, upcoming, backlog, shape.limits,
             shape.lanes, shaped=shape.shaped, closed=shape.closed,
@@ -382,11 +298,6 @@ def _leap(policy: Policy, pace: Pace, run: Run, leaps, shape: Shape) -> Run:
         return run, ahead.turns == shape.lanes
 
     return lax.while_loop(goes, take, (run, leaps))[0]
-
-
-def _outside(run: Run) -> tuple[Int[Array, ""], Time]:
-    """Requests that wait outside the rows, and the next arrival."""
-    return run.arrived - run.first, stream.moment_at(run.stream, run.arrived)
 
 
 def _land(

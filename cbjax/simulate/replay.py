@@ -35,7 +35,7 @@ def replay(
     """
     if done.pages is None:
         raise ValueError("the plans of this simulation were not kept: simulate with pages=True")
-    _tell_requests(done, recorder, class_names, priorities)
+    refusals = _tell_requests(done, recorder, class_names, priorities)
     held = _HeldBack() if deliver_at == "batch_end" else None
     rows = done.iterations.astype(np.int64)
     column = {name: rows[:, place] for place, name in enumerate(log.COLUMNS)}
@@ -46,10 +46,24 @@ def replay(
     for index in range(len(rows)):
         plan, emitted, *_ = jax.tree.unflatten(shape, [leaf[index] for leaf in leaves])
         facts = {name: int(values[index]) for name, values in column.items()}
+        # Whoever was refused in this iteration, or since the last one, has left its seat.
+        while refusals and refusals[0][0] <= _seconds(facts, "start"):
+            _refuse(recorder, *refusals.pop(0))
         recorder.iteration(_event(done, plan, emitted, facts, int(rungs[index]), held))
+    for refusal in refusals:
+        _refuse(recorder, *refusal)
 
 
-def _tell_requests(done, recorder: Recorder, class_names, priorities) -> None:
+def _refuse(recorder: Recorder, moment: float, request: int, code: int) -> None:
+    refusal = Refusal(code)
+    recorder.refused(request, moment, f"{refusal.word}: {refusal.sentence}")
+
+
+def _tell_requests(
+    done, recorder: Recorder, class_names, priorities
+) -> list[tuple[float, int, int]]:
+    """All that were sent and seen; returns the refusals in order of time."""
+    refusals = []
     for request, row in enumerate(done.kept.tolist()):
         kept = dict(zip(book.COLUMNS, row, strict=True))
         arrival = _seconds(kept, "arrival")
@@ -62,10 +76,10 @@ def _tell_requests(done, recorder: Recorder, class_names, priorities) -> None:
         if kept["visible_s"] != book.NEVER:
             recorder.visible(request, _seconds(kept, "visible"))
         if kept["reason"] >= book.REFUSED:
-            refusal = Refusal(kept["reason"] - book.REFUSED)
-            recorder.refused(
-                request, _seconds(kept, "finished"), f"{refusal.word}: {refusal.sentence}"
+            refusals.append(
+                (_seconds(kept, "finished"), request, kept["reason"] - book.REFUSED)
             )
+    return sorted(refusals)
 
 
 class _HeldBack:

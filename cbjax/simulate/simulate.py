@@ -14,8 +14,8 @@ from cbjax.core.reasons import LimitedBy
 from cbjax.core.rows import Status
 from cbjax.core.state import initial_state
 from cbjax.simulate import loop
-from cbjax.simulate.loop import Run, Shape
 from cbjax.simulate.pace import Pace, pace_of
+from cbjax.simulate.run import PATIENCE, Run, Shape, begin, is_done, with_pages
 from cbjax.simulate.stream import Stream, stream_of
 from cbjax.simulate.work import Cost
 from cbjax.workload import Workload
@@ -102,9 +102,9 @@ def simulate(
         rows=256 if pages else 4 * turns * log, pages=pages, closed=bool(stream.concurrency > 0),
         shaped=bool(padded or compile_s > 0),
     )
-    run = loop.begin(initial_state(policy, limits, system), stream, len(rungs.rungs), shape)
+    run = begin(initial_state(policy, limits, system), stream, len(rungs.rungs), shape)
     if pages:
-        run = loop.with_pages(policy, pace, run, shape)
+        run = with_pages(policy, run, shape)
     count = int(stream.count)
     iterations: list[np.ndarray] = []
     plans: list[Any] = []
@@ -119,9 +119,9 @@ def simulate(
             plans.append(jax.tree.map(lambda leaf, rows=rows: np.array(leaf[:rows]), run.pages))
         if progress:
             progress("requests", ended, count)
-        if idle >= loop.PATIENCE:
+        if idle >= PATIENCE:
             raise _stalled(policy, run)
-        if bool(loop.is_done(run)):
+        if bool(is_done(run)):
             break
     return Simulated(
         kept=np.array(np.asarray(run.kept)[:count]), prompt=np.asarray(stream.prompt)[:count],
@@ -137,7 +137,7 @@ def _stalled(policy: Policy, run: Run) -> SimulationStalled:
     waiting = int(np.sum(status != Status.FREE)) - running
     reason = LimitedBy(int(run.limited_by))
     return SimulationStalled(
-        f"policy {policy.name} scheduled nothing {loop.PATIENCE} times in a row with {running} "
+        f"policy {policy.name} scheduled nothing {PATIENCE} times in a row with {running} "
         f"requests running and {waiting} waiting ({reason.sentence}): more KV blocks or seats may "
         "help; otherwise the policy has a fault"
     )

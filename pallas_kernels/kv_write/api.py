@@ -22,6 +22,8 @@ def new_kv_cache(
 ) -> tuple[Array, Array]:
     """An empty cache: keys and values, `[L, N, K, B, D]` each, zero, two separate buffers.
 
+    On a TPU, D is `head_dim` rounded up to a multiple of 128.
+
     Args:
         num_layers: L.
         num_blocks: N, physical KV blocks.
@@ -44,7 +46,8 @@ def new_kv_cache(
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name}: {size} is too small; it must be at least 1")
-    shape, dtype = tuple(sizes.values()), storage.storage_dtype(dtype)
+    shape = (*list(sizes.values())[:-1], storage.storage_head_dim(head_dim))
+    dtype = storage.storage_dtype(dtype)
     return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
 
 
@@ -87,6 +90,7 @@ def write_kv(
         raise ValueError(
             f"keys: dtype {keys.dtype} is not supported; use one of {storage.STORED_DTYPES}"
         )
+    k, v = storage.widen(k, keys, "k"), storage.widen(v, keys, "v")
     expected = (write_blocks.shape[0], keys.shape[2], keys.shape[4])
     for name, array in (("k", k), ("v", v)):
         if array.shape != expected:

@@ -27,7 +27,9 @@ def attend(queries: Array, spans: Spans, lengths: Array) -> Array:
     """
     num_sequences, num_kv_heads, group_size, _ = queries.shape
     span = spans.length
-    counts = -(-lengths // span)
+    begins = spans.begin(lengths - 1)
+    first = begins // span
+    counts = -(-lengths // span) - first
     ends = jnp.cumsum(counts)
     starts = ends - counts
     rank = jnp.cumsum(counts > 0) - 1  # accumulator row of each decoding sequence
@@ -36,13 +38,16 @@ def attend(queries: Array, spans: Spans, lengths: Array) -> Array:
         done, top, total, acc = carry
         item = done + jnp.arange(LANES)
         owner = jnp.minimum(jnp.sum(ends <= item[:, None], axis=1), num_sequences - 1)
-        index = jnp.minimum(item - starts[owner], spans.per_sequence - 1)
+        index = jnp.minimum(first[owner] + item - starts[owner], spans.per_sequence - 1)
         live = jnp.where(item < ends[-1], lengths[owner] - index * span, 0)
-        keys, values = spans.gather(owner, index, live)
+        dead = begins[owner] - index * span
+        keys, values = spans.gather(owner, index, live, dead)
 
         # So few rows per product: multiply and sum is quicker than a matrix product.
-        scores = jnp.sum(queries[owner][:, :, :, None, :] * keys[:, :, None], axis=-1)
+        scores = spans.scores(jnp.sum(queries[owner][:, :, :, None, :] * keys[:, :, None], axis=-1))
         visible = jnp.arange(span) < live[:, None]
+        if spans.window is not None:
+            visible &= jnp.arange(span) >= dead[:, None]
         weights, item_top = weigh(scores, visible[:, None, None])
         item_total = jnp.sum(weights, axis=-1)
         item_acc = jnp.sum(weights[..., None] * values[:, :, None], axis=-2)

@@ -42,12 +42,16 @@ def attend(
         tile = jax.lax.dynamic_slice_in_dim(queries, start, size)
         tile = jnp.moveaxis(tile, 0, 1).reshape(num_kv_heads, rows, head_dim)
         position = jnp.minimum(first + jnp.arange(rows) // group_size, last)
+        begin = spans.begin(first)
 
         def one_span(j: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             top, total, acc = carry
-            keys, values = spans.gather(owner, j, last + 1 - j * span)
-            scores = jnp.einsum("krd,kpd->krp", tile, keys)
-            visible = j * span + jnp.arange(span) <= position[:, None]
+            keys, values = spans.gather(owner, j, last + 1 - j * span, begin - j * span)
+            scores = spans.scores(jnp.einsum("krd,kpd->krp", tile, keys))
+            place = j * span + jnp.arange(span)
+            visible = place <= position[:, None]
+            if spans.window is not None:
+                visible &= place >= spans.begin(position)[:, None]
             weights, span_top = weigh(scores, visible)
             new_top = jnp.maximum(top, span_top)
             old_factor, factor = jnp.exp2(top - new_top), jnp.exp2(span_top - new_top)
@@ -57,7 +61,7 @@ def attend(
 
         shape = (num_kv_heads, rows)
         carry = (jnp.full(shape, LOWEST), jnp.zeros(shape), jnp.zeros((*shape, head_dim)))
-        _, total, acc = jax.lax.fori_loop(0, last // span + 1, one_span, carry)
+        _, total, acc = jax.lax.fori_loop(begin // span, last // span + 1, one_span, carry)
         result = normalise(acc, total).reshape(num_kv_heads, size, group_size, head_dim)
         present = jax.lax.dynamic_slice_in_dim(out, start, size)
         written = (jnp.arange(size) < live)[:, None, None, None]

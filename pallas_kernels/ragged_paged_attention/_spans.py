@@ -8,6 +8,7 @@ multiplies by an exact power of two and loses nothing, so that only the order of
 which is fixed.
 """
 
+import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -34,9 +35,14 @@ class Spans(NamedTuple):
     block_size: int
     head_dim: int
     parts: int
+    window: int | None
+    soft_cap: float | None
 
     @classmethod
-    def of(cls, keys: Array, values: Array, layer: ArrayLike, block_tables: Array) -> "Spans":
+    def of(
+        cls, keys: Array, values: Array, layer: ArrayLike, block_tables: Array,
+        window: int | None, soft_cap: float | None,
+    ) -> "Spans":
         """View `[L, N, K, B, D]` caches and `[S, M]` tables as spans, copying nothing large."""
         _, num_blocks, num_kv_heads, block_size, head_dim = keys.shape
         num_sequences, table_width = block_tables.shape
@@ -52,6 +58,8 @@ class Spans(NamedTuple):
             block_size,
             head_dim,
             parts,
+            window,
+            soft_cap,
         )
 
     @property
@@ -64,11 +72,30 @@ class Spans(NamedTuple):
         """Spans that a block table can name."""
         return self.tables.shape[1] * self.parts
 
-    def gather(self, sequence: Array, index: Array, live: Array) -> tuple[Array, Array]:
+    def query_factor(self, scale: float) -> float:
+        """What queries are multiplied by before the products: the softmax is in powers of two."""
+        return scale * math.log2(math.e) if self.soft_cap is None else scale / self.soft_cap
+
+    def scores(self, products: Array) -> Array:
+        """Scores as exponents of two, from products with queries times `query_factor`."""
+        if self.soft_cap is None:
+            return products
+        return jnp.tanh(products) * (self.soft_cap * math.log2(math.e))
+
+    def begin(self, position: Array) -> Array:
+        """The first position that a query at `position` sees."""
+        if self.window is None:
+            return jnp.zeros_like(position)
+        return jnp.maximum(position - self.window + 1, 0)
+
+    def gather(
+        self, sequence: Array, index: Array, live: Array, dead: Array
+    ) -> tuple[Array, Array]:
         """Keys and values `[..., K, P, D]` of span `index[...]` of `sequence[...]`, float32.
 
-        Values beyond the `live[...]` first positions of the span read as 0: whatever a released
-        request left there, a NaN even, reaches nobody. Keys are returned as they are.
+        Values beyond the `live[...]` first positions of the span, and within the `dead[...]` first,
+        read as 0: whatever a released request left there, a NaN even, reaches nobody. Keys are
+        returned as they are.
         """
         blocks = self.tables[sequence, index // self.parts]  # [..., g]
         heads = jnp.arange(self.num_kv_heads)[:, None]
@@ -83,6 +110,11 @@ class Spans(NamedTuple):
 
         keys = self.keys.at[rows].get(mode="promise_in_bounds")
         values = self.values.at[rows].get(mode="promise_in_bounds")
+        if self.window is not None:
+            dead_rows = dead[..., None] - jnp.arange(blocks.shape[-1]) * width
+            present &= (
+                jnp.arange(width * self.head_dim) >= (dead_rows * self.head_dim)[..., None, :, None]
+            )
         values = jnp.where(present, values, 0)
         shape = (*rows.shape[:-2], self.num_kv_heads, self.length, self.head_dim)
         return (

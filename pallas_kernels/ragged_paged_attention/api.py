@@ -5,8 +5,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Shaped
 
 from pallas_kernels import backends, storage
-
-QUERY_DTYPES = ("float32", "bfloat16")
+from pallas_kernels.ragged_paged_attention import _check
 
 
 def ragged_paged_attention(
@@ -21,7 +20,10 @@ def ragged_paged_attention(
     sequences: Int[Array, "T"],
     positions: Int[Array, "T"],
     scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
     implementation: str | None = None,
+    debug: bool = False,
 ) -> Float[Array, "T H D"]:
     """Attention of every token over the KV of its own sequence, causal, grouped-query.
 
@@ -31,8 +33,12 @@ def ragged_paged_attention(
 
         out[t, h] = softmax_j(scale * q[t, h] . key[j, h'] for j <= position(t)) . value[:, h']
 
+    With a window, only j > position(t) - window; with a soft cap, scores become
+    `soft_cap * tanh(score / soft_cap)` before the softmax.
+
     Softmax and sums are float32. Padding tokens give exactly 0; unused sequences cost nothing.
-    Table entries beyond a sequence's live blocks are never relied upon.
+    Table entries beyond a sequence's live blocks, and those wholly before the windows of its
+    queries, are never relied upon.
 
     Args:
         q: `[T, H, D]` queries, rotary embedding applied; float32 or bfloat16.
@@ -43,8 +49,12 @@ def ragged_paged_attention(
         query_starts: `[S+1]` first token of each sequence; unused ones repeat the total.
         sequences: `[T]` sequence of each token; S on padding.
         positions: `[T]` position of each token in its sequence (as defined above); 0 on padding.
-        scale: multiplies the scores, usually `D ** -0.5`.
+        scale: multiplies the scores, usually `D ** -0.5`; a Python number.
+        window: most recent positions that a token sees, itself included (sliding window).
+        soft_cap: bound of the scores, as in Gemma 2.
         implementation: name of a back end ("reference", "xla", ...), or None for the best here.
+        debug: look at the numbers too (outside of jit): a live table entry outside of the pool is
+            an error.
 
     Returns:
         `[T, H, D]`, dtype of `q`.
@@ -60,12 +70,21 @@ def ragged_paged_attention(
     block_tables, context_lengths = jnp.asarray(block_tables), jnp.asarray(context_lengths)
     query_starts, sequences = jnp.asarray(query_starts), jnp.asarray(sequences)
     positions = jnp.asarray(positions)
-    _check_arrays(q, keys, values)
-    _check_batch(q.shape[0], block_tables, context_lengths, query_starts, sequences, positions)
-    backend = backends.choose(
-        "pallas_kernels.ragged_paged_attention", "ragged_paged_attention", implementation, q, keys
+    _check.check_arrays(q, keys, values)
+    _check.check_numbers(scale, window, soft_cap)
+    _check.check_batch(
+        q.shape[0], block_tables, context_lengths, query_starts, sequences, positions
     )
-    return backend(
+    if debug:
+        _check.check_values(
+            keys.shape[1], keys.shape[3], block_tables, context_lengths, query_starts
+        )
+    head_dim, q = q.shape[2], storage.widen(q, keys, "q")
+    backend = backends.choose(
+        "pallas_kernels.ragged_paged_attention", "ragged_paged_attention", implementation,
+        q, keys, block_tables,
+    )
+    out = backend(
         q,
         keys,
         values,
@@ -76,57 +95,7 @@ def ragged_paged_attention(
         sequences=sequences,
         positions=positions,
         scale=scale,
+        window=window,
+        soft_cap=soft_cap,
     )
-
-
-def _check_arrays(q: Array, keys: Array, values: Array) -> None:
-    if q.ndim != 3 or q.dtype.name not in QUERY_DTYPES:
-        raise ValueError(
-            f"q: {q.dtype}{list(q.shape)} is not supported; pass [T, H, D] of {QUERY_DTYPES}"
-        )
-    if keys.ndim != 5 or values.shape != keys.shape or values.dtype != keys.dtype:
-        raise ValueError(
-            f"keys, values: {keys.dtype}{list(keys.shape)} and {values.dtype}{list(values.shape)} "
-            "must be one [L, N, K, B, D] shape and dtype, as made by new_kv_cache"
-        )
-    if keys.dtype.name not in storage.STORED_DTYPES:
-        raise ValueError(
-            f"keys: dtype {keys.dtype} is not supported; use one of {storage.STORED_DTYPES}"
-        )
-    if q.shape[2] != keys.shape[4]:
-        raise ValueError(
-            f"q: head size {q.shape[2]} must equal the cache's head size {keys.shape[4]}"
-        )
-    if q.shape[1] % keys.shape[2]:
-        raise ValueError(
-            f"q: {q.shape[1]} query heads are not a multiple of the cache's {keys.shape[2]} "
-            "KV heads; every KV head serves the same number of query heads"
-        )
-
-
-def _check_batch(
-    num_tokens: int,
-    block_tables: Array,
-    context_lengths: Array,
-    query_starts: Array,
-    sequences: Array,
-    positions: Array,
-) -> None:
-    if block_tables.ndim != 2:
-        raise ValueError(f"block_tables: shape {list(block_tables.shape)} must be [S, M]")
-    num_sequences = block_tables.shape[0]
-    expected = (
-        ("context_lengths", context_lengths, num_sequences, "S"),
-        ("query_starts", query_starts, num_sequences + 1, "S+1"),
-        ("sequences", sequences, num_tokens, "T"),
-        ("positions", positions, num_tokens, "T"),
-    )
-    for name, array, length, letters in expected:
-        if array.shape != (length,):
-            raise ValueError(
-                f"{name}: shape {list(array.shape)} does not fit; expected [{letters}] = "
-                f"[{length}] for this q and block_tables"
-            )
-    for name, array in (("block_tables", block_tables), *((n, a) for n, a, _, _ in expected)):
-        if not jnp.issubdtype(array.dtype, jnp.integer):
-            raise ValueError(f"{name}: dtype {array.dtype} is not supported; use int32")
+    return out[..., :head_dim]

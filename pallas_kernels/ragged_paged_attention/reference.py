@@ -22,6 +22,8 @@ def ragged_paged_attention(
     sequences: Array,
     positions: Array,
     scale: float,
+    window: int | None,
+    soft_cap: float | None,
 ) -> Array:
     """See `pallas_kernels.ragged_paged_attention.api.ragged_paged_attention`."""
     del positions  # the definition follows from the lengths alone
@@ -42,7 +44,12 @@ def ragged_paged_attention(
 
     queries = q.astype(jnp.float32).reshape(num_tokens, num_kv_heads, -1, head_dim)
     scores = scale * jnp.einsum("tkgd,tkjd->tkgj", queries, per_token(keys))
-    seen = real[:, None] & (jnp.arange(scores.shape[-1]) <= position[:, None])  # [T, M*B]
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    place = jnp.arange(scores.shape[-1])
+    seen = real[:, None] & (place <= position[:, None])  # [T, M*B]
+    if window is not None:
+        seen &= place > position[:, None] - window
     scores = jnp.where(seen[:, None, None], scores, -jnp.inf)
     top = jnp.max(scores, axis=-1, keepdims=True)
     weights = jnp.exp(scores - jnp.where(jnp.isfinite(top), top, 0.0))

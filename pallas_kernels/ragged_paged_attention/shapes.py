@@ -24,11 +24,30 @@ class Heads:
     num_kv_heads: int
     head_dim: int
 
+    def shard(self, ways: int) -> "Heads":
+        """The heads of one of `ways` chips that share a model (tensor parallelism).
+
+        With more chips than KV heads, each of these is replicated on several.
+
+        Raises:
+            ValueError: the heads cannot be shared out evenly.
+        """
+        kv_heads = max(self.num_kv_heads // ways, 1)
+        even = self.num_heads % ways == 0 and kv_heads * ways % self.num_kv_heads == 0
+        if not even or (self.num_heads // ways) % kv_heads:
+            raise ValueError(
+                f"ways: {ways} cannot share out {self.num_heads} query heads and "
+                f"{self.num_kv_heads} KV heads; use a divisor of the query heads that divides, or "
+                "is a multiple of, the KV heads"
+            )
+        return Heads(self.num_heads // ways, kv_heads, self.head_dim)
+
 
 HEADS = {
     "smollm2-135m": Heads(9, 3, 64),
     "llama3.2-1b": Heads(32, 8, 64),
     "llama3.1-8b": Heads(32, 8, 128),
+    "llama3.1-70b": Heads(64, 8, 128),
     "llama3.1-70b-tp8": Heads(8, 1, 128),
     "qwen2.5-0.5b": Heads(14, 2, 64),
     "qwen3-0.6b": Heads(16, 8, 128),

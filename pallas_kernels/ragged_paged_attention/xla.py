@@ -11,8 +11,6 @@ sequences in the batch, on padding, or on the block size (as long as it divides 
 divides it).
 """
 
-import math
-
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
@@ -32,13 +30,15 @@ def ragged_paged_attention(
     sequences: Array,
     positions: Array,
     scale: float,
+    window: int | None,
+    soft_cap: float | None,
 ) -> Array:
     """See `pallas_kernels.ragged_paged_attention.api.ragged_paged_attention`."""
     del sequences, positions  # both follow from the lengths
     num_tokens, num_heads, head_dim = q.shape
-    spans = _spans.Spans.of(keys, values, layer, block_tables)
-    powers = scale * math.log2(math.e)  # the softmax is taken in powers of two
-    queries = (q.astype(jnp.float32) * powers).reshape(num_tokens, keys.shape[2], -1, head_dim)
+    spans = _spans.Spans.of(keys, values, layer, block_tables, window, soft_cap)
+    queries = q.astype(jnp.float32) * spans.query_factor(scale)
+    queries = queries.reshape(num_tokens, keys.shape[2], -1, head_dim)
     query_lengths = query_starts[1:] - query_starts[:-1]
 
     out = _prefill.attend(queries, spans, context_lengths, query_starts, query_lengths)

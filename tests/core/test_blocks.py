@@ -69,3 +69,18 @@ def agree(blocks, plain: PlainPool) -> None:
     assert np.array_equal(blocks.refs, refs)
     places = (int(blocks.head) + np.arange(len(plain.free))) % BLOCKS
     assert np.asarray(blocks.ring)[places].tolist() == list(plain.free)
+
+
+def test_a_pool_without_tables_counts_alike():
+    """Tables of length 0: the same number of free blocks after every verb, and no names."""
+    named = empty_blocks(ROWS, BLOCKS, TABLE, jnp.int32(50))
+    counted = empty_blocks(ROWS, BLOCKS, 0, jnp.int32(50))
+    assert counted.ring.size == counted.refs.size == 0
+    rows, held = jnp.arange(ROWS), jnp.zeros(ROWS, jnp.int32)
+    for need in ([1, 0, 7, 2, 0, 30], [0, 3, 0, 0, 1, 0]):
+        need = jnp.asarray(need)
+        named, counted = (allocate(pool, rows, held, need) for pool in (named, counted))
+        held = held + need
+        assert int(named.free) == int(counted.free)
+    mask = jnp.asarray([True, False, False, True, False, True])
+    assert int(release(named, mask, held).free) == int(release(counted, mask, held).free)

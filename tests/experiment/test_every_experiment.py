@@ -12,7 +12,10 @@ from cbjax.results import read_capacity
 from tests.experiment.toy import toy
 
 # Many cells, each of which compiles programs of its own.
-SLOW = {"decode_stall", "kv_waste", "policies", "published", "fidelity"}
+SLOW = {
+    "batching_modes", "capacity", "decode_stall", "fidelity", "kv_waste", "load_curve", "plan",
+    "policies", "published", "token_budget",
+}
 
 
 @pytest.mark.parametrize(

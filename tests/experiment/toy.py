@@ -6,6 +6,9 @@ from pathlib import Path
 import cbjax
 from cbjax.config import Experiment
 
+SEARCHED = [
+    "seats=4", "workload.num_requests=24", "study.search.precision=0.5", "study.search.most=64",
+]
 SMALL = {
     "quickstart": [
         "model=tiny", "ladder=single", "workload.num_requests=4", "seats=2", "budget=128",
@@ -31,6 +34,12 @@ SMALL = {
         "model=tiny", "ladder=single", "seats=2", "budget=16", "workload.num_requests=6",
         "workload.arrivals.rate=20,500", "study.fit.loads=[20]", "model.max_length=224",
     ],
+    "load_curve": ["seats=4", "workload.num_requests=24", "workload.arrivals.rate=2,400"],
+    "batching_modes": ["seats=4", "workload.num_requests=24", "workload.arrivals.rate=0.5,400"],
+    "token_budget": ["seats=4", "workload.num_requests=24", "budget=64,512"],
+    "concurrency": ["seats=2,8", "kv.num_blocks=600", "workload.num_requests=24"],
+    "capacity": [*SEARCHED, "policy=vllm,orca"],
+    "plan": [*SEARCHED, "policy=vllm", "budget=512,2048", "kv.block_size=16", "study.flags=1"],
     "real_prompts": [
         "model=tiny", "ladder=single", "seats=2", "budget=32", "workload.max_tokens=3"
     ],

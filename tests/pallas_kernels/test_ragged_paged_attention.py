@@ -1,6 +1,8 @@
 """One suite for every back end of ragged paged attention: a new file in the folder is tested too.
 
 The definition is `reference.py`; jax's own reference stands beside it where it can be imported.
+Back ends written for a chip that is not here are interpreted. That takes seconds of compilation per
+shape, so for them some cases are slow tests.
 """
 
 from functools import partial
@@ -21,6 +23,8 @@ PACKAGE = "pallas_kernels.ragged_paged_attention"
 BACK_ENDS = [name for name in backends.names(PACKAGE) if name != "reference"]
 SMALL = Heads(4, 2, 16)
 TOLERANCE = 2e-6
+# Cases that every back end must pass, but of which the quick run leaves the interpreted ones out.
+QUICK_ON_XLA = [n if n == "xla" else pytest.param(n, marks=pytest.mark.slow) for n in BACK_ENDS]
 
 
 def quick(names, chosen):
@@ -28,14 +32,26 @@ def quick(names, chosen):
     return [n if n in chosen else pytest.param(n, marks=pytest.mark.slow) for n in names]
 
 
+def pairs(names, chosen, interpreted):
+    """Each back end with names: XLA with all, of which some are quick, the others with a few."""
+    return [
+        pytest.param(b, n, marks=() if b == "xla" and n in chosen else pytest.mark.slow)
+        for b in BACK_ENDS
+        for n in names
+        if b == "xla" or n in interpreted
+    ]
+
+
 write = jax.jit(write_kv)
-attend = jax.jit(ragged_paged_attention, static_argnames=("implementation", "scale"))
+attend = jax.jit(
+    ragged_paged_attention, static_argnames=("implementation", "scale", "window", "soft_cap")
+)
 
 
 def both(implementation, arguments, layer=0):
     """Result of a back end and of the reference, or a skip if the back end says it is unfit."""
     unfit = getattr(backends.load(PACKAGE, implementation), "unfit", lambda *_: None)
-    reason = unfit(arguments["q"], arguments["keys"])
+    reason = unfit(arguments["q"], arguments["keys"], arguments["block_tables"])
     if reason is not None:
         pytest.skip(reason)
     found = attend(layer=layer, implementation=implementation, **arguments)
@@ -79,15 +95,19 @@ def test_equals_the_reference_on_ragged_batches(implementation, mixture, seed):
 
 
 @pytest.mark.parametrize("block_size", quick(shapes.BLOCK_SIZES, (1, 24, 256)))
-@pytest.mark.parametrize("implementation", BACK_ENDS)
+@pytest.mark.parametrize("implementation", QUICK_ON_XLA)
 def test_every_block_size_is_right(implementation, block_size):
     """FAULTS J5 (blocks above 128), J3 (19 blocks of 16 or 13 of 24: no multiple)."""
     mixture = [(1, 1), (257, 1), (0, 0), (100, 37), (65, 65), (129, 2), (300, 1)]
     check(implementation, shapes.arguments(SMALL, mixture, block_size=block_size, tokens=120))
 
 
-@pytest.mark.parametrize("name", quick(shapes.HEADS, ("smollm2-135m", "gemma-7b")))
-@pytest.mark.parametrize("implementation", BACK_ENDS)
+@pytest.mark.parametrize(
+    "implementation, name",
+    pairs(
+        shapes.HEADS, ("smollm2-135m", "gemma-7b"), ("smollm2-135m", "phi2-2.7b", "gemma-7b")
+    ),
+)
 def test_real_head_shapes_are_right(implementation, name):
     mixture = [(70, 1), (20, 20), (33, 9)]
     arguments = shapes.arguments(shapes.HEADS[name], mixture, block_size=16)
@@ -98,7 +118,7 @@ def test_real_head_shapes_are_right(implementation, name):
     "query_dtype, tolerance",
     [("float32", TOLERANCE), pytest.param("bfloat16", 2e-2, marks=pytest.mark.slow)],
 )
-@pytest.mark.parametrize("implementation", BACK_ENDS)
+@pytest.mark.parametrize("implementation", QUICK_ON_XLA)
 def test_bfloat16_cache_and_queries(implementation, query_dtype, tolerance):
     arguments = shapes.arguments(
         SMALL,
@@ -152,22 +172,100 @@ def test_nothing_beyond_the_live_positions_is_relied_upon(implementation):
     assert not np.any(poisoned[padding])
 
 
-@pytest.mark.parametrize("implementation", BACK_ENDS)
+@pytest.mark.parametrize(
+    "window, soft_cap",
+    [(13, None), pytest.param(1, None, marks=pytest.mark.slow), (100, 1.5), (None, 1.5)],
+)
+@pytest.mark.parametrize("implementation", QUICK_ON_XLA)
+def test_windows_and_soft_caps(implementation, window, soft_cap):
+    """Blocks wholly before the windows may be gone: whatever their table entries name is unseen."""
+    mixture = [(5, 1), (0, 0), (70, 1), (21, 21), (64, 30), (13, 1), (14, 2)]
+    arguments = shapes.arguments(SMALL, mixture, block_size=4, tokens=60, sequences=8)
+    options = {"window": window, "soft_cap": soft_cap}
+    expected = attend(layer=0, implementation="reference", **options, **arguments)
+    assert not np.allclose(
+        expected, attend(layer=0, implementation="reference", **arguments), atol=1e-3
+    )
+    gone = 0
+    for s, (context, queries) in enumerate(mixture):
+        seen = max(context - queries - (window or context) + 1, 0) // 4
+        for m in range(seen):
+            block = arguments["block_tables"][s, m]
+            arguments["block_tables"][s, m] = -1
+            for name in ("keys", "values"):
+                arguments[name] = arguments[name].at[:, block].set(jnp.nan)
+            gone += 1
+    assert gone > 0 or window is None or window == 100
+    found = attend(layer=0, implementation=implementation, **options, **arguments)
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("implementation", QUICK_ON_XLA)
+def test_blocks_may_be_shared(implementation):
+    """Two sequences with one prefix: the same blocks in both tables."""
+    arguments = shapes.arguments(SMALL, [(40, 1), (33, 9), (40, 1)], block_size=8)
+    arguments["block_tables"][1, :3] = arguments["block_tables"][0, :3]
+    arguments["block_tables"][2] = arguments["block_tables"][0]
+    arguments["q"] = arguments["q"].at[-1].set(arguments["q"][0])
+    found = check(implementation, arguments)
+    np.testing.assert_array_equal(found[0], found[-1])
+
+
+@pytest.mark.parametrize("implementation", QUICK_ON_XLA)
+def test_a_cache_may_be_wider_than_the_heads(implementation):
+    """As it is on a TPU: whole tiles of 128 lanes, and what fills them is never looked at."""
+    arguments = shapes.arguments(SMALL, [(40, 1), (33, 9)], block_size=8)
+    expected = attend(layer=0, implementation="reference", **arguments)
+    for name in ("keys", "values"):
+        width = [(0, 0)] * 4 + [(0, 128 - 16)]
+        arguments[name] = jnp.pad(arguments[name], width, constant_values=7.0)
+    found = attend(layer=0, implementation=implementation, **arguments)
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("ways", [2, 8])
+def test_heads_shared_out_give_what_all_give_together(ways):
+    """FAULTS J11: more ways than KV heads replicates them; every way is an ordinary call."""
+    whole = Heads(16, 4, 8)
+    part = whole.shard(ways)
+    assert part == Heads(16 // ways, max(4 // ways, 1), 8)
+    arguments = shapes.arguments(whole, [(30, 1), (12, 5)], block_size=4)
+    expected = attend(layer=0, implementation="reference", **arguments)
+    found = []
+    for way in range(ways):
+        first = way * part.num_heads // (16 // 4)
+        own = dict(arguments)
+        own["q"] = arguments["q"][:, way * part.num_heads :][:, : part.num_heads]
+        for name in ("keys", "values"):
+            own[name] = arguments[name][:, :, first : first + part.num_kv_heads]
+        found.append(attend(layer=0, implementation="reference", **own))
+    np.testing.assert_allclose(np.concatenate(found, axis=1), expected, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("ways", [3, 32])
+def test_heads_that_cannot_be_shared_out_are_refused(ways):
+    with pytest.raises(ValueError, match=f"ways: {ways} .* 16 query heads and 4 KV heads"):
+        Heads(16, 4, 8).shard(ways)
+
+
+@pytest.mark.parametrize("implementation", QUICK_ON_XLA)
 def test_layer_may_be_traced(implementation):
     arguments = shapes.arguments(SMALL, [(30, 1), (12, 12)], block_size=4, num_layers=3)
+
+    scale = arguments.pop("scale")
 
     @jax.jit
     def every_layer(arguments):
         def one(_, layer):
             return None, ragged_paged_attention(
-                layer=layer, implementation=implementation, **arguments
+                layer=layer, implementation=implementation, scale=scale, **arguments
             )
 
         return jax.lax.scan(one, None, jnp.arange(3))[1]
 
     found = every_layer(arguments)
     for layer in range(3):
-        expected = attend(layer=layer, implementation="reference", **arguments)
+        expected = attend(layer=layer, implementation="reference", scale=scale, **arguments)
         np.testing.assert_allclose(found[layer], expected, atol=TOLERANCE)
 
 
@@ -205,8 +303,9 @@ def in_chunks(implementation, chunks, *, block_size, tokens, sequences, seat, ma
     return np.concatenate(results)
 
 
-@pytest.mark.parametrize("chunks", CHUNKINGS, ids=len)
-@pytest.mark.parametrize("implementation", BACK_ENDS)
+@pytest.mark.parametrize(
+    "implementation, chunks", pairs(CHUNKINGS, CHUNKINGS, ([33, 33, 24], [64, 1, 25]))
+)
 def test_a_result_does_not_depend_on_batch_mates(implementation, chunks):
     """FAULTS J9: other mates, another seat, another rung, other blocks; equal in every bit."""
     chunks = chunks if len(chunks) < 90 else chunks[:12]
@@ -220,7 +319,7 @@ def test_a_result_does_not_depend_on_batch_mates(implementation, chunks):
     assert np.array_equal(alone, among)
 
 
-@pytest.mark.parametrize("implementation", BACK_ENDS)
+@pytest.mark.parametrize("implementation", QUICK_ON_XLA)
 def test_chunking_and_block_size_change_rounding_at_most(implementation):
     whole = None
     for chunks in CHUNKINGS[:3]:
@@ -239,7 +338,11 @@ def test_chunking_and_block_size_change_rounding_at_most(implementation):
             np.testing.assert_allclose(found, whole, atol=TOLERANCE, rtol=0)
 
 
-def test_reference_agrees_with_the_one_of_jax():
+@pytest.mark.parametrize(
+    "window, soft_cap", [(9, None), pytest.param(13, 2.0, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("implementation", [*QUICK_ON_XLA, "reference"])
+def test_agrees_with_the_reference_of_jax(implementation, window, soft_cap):
     theirs = pytest.importorskip("jax.experimental.pallas.ops.tpu.ragged_paged_attention")
     mixture = [(37, 1), (20, 20), (40, 5)]
     arguments = shapes.arguments(SMALL, mixture, block_size=8)
@@ -254,8 +357,12 @@ def test_reference_agrees_with_the_one_of_jax():
         jnp.asarray(arguments["query_starts"]),
         jnp.asarray([len(mixture)], jnp.int32),
         sm_scale=arguments["scale"],
+        sliding_window=window,
+        soft_cap=soft_cap,
     )
-    found = attend(layer=0, implementation="reference", **arguments)
+    found = attend(
+        layer=0, implementation=implementation, window=window, soft_cap=soft_cap, **arguments
+    )
     np.testing.assert_allclose(found, expected, atol=TOLERANCE)
 
 

@@ -11,8 +11,10 @@ from cbjax.engine.delivery import HeldBack
 from cbjax.engine.loop import Arrival, Loop, SchedulerStalled
 from cbjax.engine.serve import Turn, serve
 from cbjax.metrics import Recorder, Tables
+from cbjax.parity.workload import Request
 from cbjax.simulate import Simulated, SimulationStalled, costs, simulate, stream_of_columns
 from cbjax.simulate.replay import replay
+from cbjax.simulate.stream import answer_token
 from cbjax.workload import Arrivals, Workload, WorkloadRequest
 from tests.policies.beside import Case
 
@@ -38,6 +40,12 @@ def columns(case: Case, pace: float) -> dict[str, np.ndarray]:
     )
 
 
+def ids_of(request: Request) -> list[int]:
+    """Token ids of a prompt: its own, or some that no other prompt has."""
+    first = 1000 * request.id
+    return list(request.token_ids or range(first, first + request.prompt))
+
+
 def run(case: Case, cost=None, *, pace: float = 1.0, **options) -> Simulated | str:
     """The case simulated, or the error of a policy that is stuck."""
     limits = limits_of(case)
@@ -45,8 +53,8 @@ def run(case: Case, cost=None, *, pace: float = 1.0, **options) -> Simulated | s
     if limits.context:
         token_ids = np.zeros((len(case.workload.requests), limits.context), np.int32)
         for row, one in zip(token_ids, case.workload.requests, strict=True):
-            ids = one.token_ids or range(1000 * one.id, 1000 * one.id + one.prompt)
-            row[: min(len(ids), limits.context)] = list(ids)[: limits.context]
+            ids = ids_of(one)[: limits.context]
+            row[: len(ids)] = ids
     stream = stream_of_columns(
         **columns(case, pace), limits=limits, size=SIZE, token_ids=token_ids
     )
@@ -85,8 +93,10 @@ class Replayed:
     def execute(self, state, plan, host_plan, rung):
         self.clock.wait_until(self.clock.now() + self.durations[self.iteration])
         self.iteration += 1
-        rows = host_plan.requests.shape[0]
-        return np.zeros(rows, np.int32), np.zeros(rows, bool)
+        rows = state.rows
+        # The simulator's made-up answers: prefixes may be found in them.
+        tokens = np.asarray(answer_token(rows.request, rows.known - rows.prompt))
+        return tokens, np.zeros(len(tokens), bool)
 
 
 @dataclass
@@ -95,6 +105,7 @@ class Server:
 
     loop: Loop
     clock: UnitClock
+    prompts: list[list[int]]
     held: HeldBack = field(default_factory=HeldBack)
 
     @property
@@ -105,6 +116,7 @@ class Server:
         self.loop.submit(Arrival(
             request.request_id, request.prompt_tokens or 0, max_tokens=request.max_tokens or 0,
             arrival_s=due_s, priority=request.priority,
+            token_ids=self.prompts[request.request_id],
         ))
         return request.prompt_tokens or 0
 
@@ -136,7 +148,8 @@ def engine_tables(
     )
     recorder = Recorder()
     try:
-        serve(Server(loop, clock), Workload(requests, arrivals or Arrivals(), 0), recorder)
+        prompts = [ids_of(one) for one in case.workload.requests]
+        serve(Server(loop, clock, prompts), Workload(requests, arrivals or Arrivals(), 0), recorder)
     except SchedulerStalled as error:
         return str(error)
     return recorder.tables()

@@ -12,7 +12,7 @@ from tests.policies.beside import CASES
 from tests.simulate.against import engine_tables, run, simulated_tables
 
 TIMES = np.random.default_rng(0).uniform(0.5, 1.5, 2048).astype(np.float32)
-QUICK = ("vllm", "static", "sglang")
+QUICK = ("vllm",)  # three programs each
 
 
 def compare(name: str, examples: int) -> None:

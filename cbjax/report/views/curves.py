@@ -7,9 +7,9 @@ import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
-from cbjax.report.format import PERCENT, metric_title, setting_title
+from cbjax.report.format import metric_title, setting_title, unit_of
 from cbjax.report.lines import Line, lines_of
 from cbjax.report.style import WIDE_RANGE, house_style, new_figure, safe
 
@@ -19,8 +19,7 @@ METRICS = (
     "preemptions", "lost_fraction", "kv_utilisation",
 )
 COLUMNS = 3
-MOST_TICKS = 8
-IN_MS = ("itl_s", "tpot_s", "max_itl_s")
+MOST_TICKS = 9
 OVERLOAD = 0.01
 
 
@@ -66,8 +65,7 @@ def draw(
 
 
 def _draw_line(axis: Axes, line: Line, metric: str) -> None:
-    scale = 100.0 if metric in PERCENT else 1e3 if metric.partition(".")[0] in IN_MS else 1.0
-    values = scale * line.values(metric)
+    values = unit_of(metric) * line.values(metric)
     over = line.values("queue_growth") > OVERLOAD
     axis.plot(line.at, values, **line.style, marker="", label=safe(line.label))
     for mask, filled in ((~over, True), (over, False)):
@@ -93,8 +91,8 @@ def _scale(axis: Axes, lines: Sequence[Line], metric: str) -> None:
     at = np.unique(np.concatenate([line.at for line in lines]))
     if len(at) > 1 and at[0] > 0 and at[-1] >= 8 * at[0]:
         axis.set_xscale("log")
-        shown = at if len(at) <= MOST_TICKS else at[:: -(-len(at) // MOST_TICKS)]
-        axis.xaxis.set_major_locator(FixedLocator(list(shown)))
+        fixed = FixedLocator(list(at))
+        axis.xaxis.set_major_locator(fixed if len(at) <= MOST_TICKS else LogLocator(subs=(1, 3)))
         axis.xaxis.set_minor_locator(NullLocator())
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     else:
@@ -105,5 +103,5 @@ def _scale(axis: Axes, lines: Sequence[Line], metric: str) -> None:
     if of_time and len(positive) and positive.max() > WIDE_RANGE * positive.min():
         axis.set_yscale("log")
         axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    else:
-        axis.set_ylim(bottom=0)
+    elif len(positive):
+        axis.set_ylim(0, 1.06 * unit_of(metric) * positive.max())

@@ -7,10 +7,9 @@ import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cbjax.report.format import metric_title, setting_title
+from cbjax.report.format import metric_title, setting_title, unit_of
 from cbjax.report.lines import lines_of
 from cbjax.report.style import BLACK, WIDE_RANGE, house_style, new_figure, safe
-from cbjax.report.views.curves import IN_MS
 
 
 def draw(
@@ -28,8 +27,8 @@ def draw(
         ValueError: `along` is no column of numbers.
     """
     lines = lines_of(rows, along)
-    xs = [line.values(x) * _factor(x) for line in lines]
-    ys = [line.values(y) * _factor(y) for line in lines]
+    xs = [line.values(x) * unit_of(x) for line in lines]
+    ys = [line.values(y) * unit_of(y) for line in lines]
     best = pareto(np.concatenate(xs), np.concatenate(ys))
     with house_style():
         figure = new_figure(6.4, 4.6)
@@ -68,10 +67,6 @@ def pareto(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         if not beaten:
             kept.append(int(place))
     return np.array(kept, int)
-
-
-def _factor(metric: str) -> float:
-    return 1e3 if metric.partition(".")[0] in IN_MS else 1.0
 
 
 def _scale(set_scale, values: np.ndarray) -> None:

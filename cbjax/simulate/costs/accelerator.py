@@ -1,4 +1,4 @@
-"""Accelerator: the roofline of a model on a device by their names, at shares of the vendor's rates."""
+"""Accelerator: the roofline of a model on a device, by name, at shares of the vendor's rates."""
 
 from cbjax import hardware as tables
 from cbjax.simulate.costs.roofline import Roofline, roofline

@@ -1,0 +1,69 @@
+"""The one function that copies KV blocks, all layers, keys and values at once."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int, Shaped
+
+from pallas_kernels import backends, storage
+
+
+def copy_blocks(
+    keys: Shaped[Array, "L N K B D"],
+    values: Shaped[Array, "L N K B D"],
+    source_blocks: Int[Array, "P"],
+    target_blocks: Int[Array, "P"],
+    *,
+    source: tuple[Shaped[Array, "L N' K B D"], Shaped[Array, "L N' K B D"]] | None = None,
+    implementation: str | None = None,
+) -> tuple[Array, Array]:
+    """Put block `source_blocks[p]` of `source` in the place of block `target_blocks[p]`.
+
+        keys[:, target_blocks[p]] = source_keys[:, source_blocks[p]]      for each pair p
+
+    A pair of which either block is outside of its pool (padding) copies nothing. No two pairs may
+    name the same target, and within one pool no target may be another pair's source.
+
+    Args:
+        keys, values: `[L, N, K, B, D]`, from `new_kv_cache`; consumed if the caller donates them.
+        source_blocks, target_blocks: `[P]`.
+        source: keys and values of another pool to copy from (a swap); None copies within the one
+            given (copy-on-write).
+        implementation: name of a back end, or None for the best on this platform.
+
+    Returns:
+        The cache with those blocks replaced.
+
+    Raises:
+        ValueError: shapes or dtypes that do not belong together, or an unknown implementation.
+    """
+    if keys.ndim != 5 or values.shape != keys.shape or values.dtype != keys.dtype:
+        raise ValueError(
+            f"keys, values: {keys.dtype}{list(keys.shape)} and {values.dtype}{list(values.shape)} "
+            "must be one [L, N, K, B, D] shape and dtype, as made by new_kv_cache"
+        )
+    if keys.dtype.name not in storage.STORED_DTYPES:
+        raise ValueError(
+            f"keys: dtype {keys.dtype} is not supported; use one of {storage.STORED_DTYPES}"
+        )
+    for array in source or ():
+        same = array.shape[:1] + array.shape[2:] == keys.shape[:1] + keys.shape[2:]
+        if not same or array.dtype != keys.dtype:
+            raise ValueError(
+                f"source: {array.dtype}{list(array.shape)} may differ from the target pool "
+                f"{keys.dtype}{list(keys.shape)} in its number of blocks only"
+            )
+    source_blocks, target_blocks = jnp.asarray(source_blocks), jnp.asarray(target_blocks)
+    if source_blocks.ndim != 1 or target_blocks.shape != source_blocks.shape:
+        raise ValueError(
+            f"source_blocks, target_blocks: shapes {list(source_blocks.shape)} and "
+            f"{list(target_blocks.shape)} must be one [P]"
+        )
+    backend = backends.choose("pallas_kernels.block_copy", "copy_blocks", implementation, keys)
+    return backend(keys, values, source_blocks, target_blocks, source)
+
+
+def live_pairs(
+    source_blocks: Array, target_blocks: Array, num_sources: int, num_targets: int
+) -> Array:
+    """Which pairs `[P]` copy something."""
+    inside = (source_blocks >= 0) & (source_blocks < num_sources)
+    return inside & (target_blocks >= 0) & (target_blocks < num_targets)
