@@ -90,11 +90,12 @@ def errors(measured: Run, simulated: Run) -> Iterator[Mapping[str, Any]]:
     ours, theirs = flatten(measured.metrics), flatten(simulated.metrics)
     for metric in METRICS:
         real, found = ours.get(metric), theirs.get(metric)
-        known = real is not None and found is not None
-        counted = metric == "preemptions"
         error = None
-        if known and (counted or real):
-            error = float(found - real) if counted else found / real - 1.0
+        if real is not None and found is not None:
+            if metric == "preemptions":
+                error = float(found - real)
+            elif real:
+                error = found / real - 1.0
         yield {
             "metric": metric, "measured": None if real is None else float(real),
             "simulated": None if found is None else float(found), "error": error,

@@ -1,20 +1,21 @@
 """A model under the wall clock: the engine of this package."""
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from cbjax.config import ConfigError, RunConfig, build_policy
 from cbjax.engine import Engine
-from cbjax.engine.clock import ProcessClock, WallClock
+from cbjax.engine.clock import Clock, ProcessClock, WallClock
 from cbjax.experiment.backends import Answer, Progress, Served
 from cbjax.experiment.backends._loaded import loaded
 from cbjax.experiment.sizes import ladder_of, sizes_of
 from cbjax.metrics import Recorder
 from cbjax.workload import Workload, tokenise_workload
 
-CLOCKS = {"wall": WallClock, "process": ProcessClock}
+CLOCKS: dict[str, Callable[[], Clock]] = {"wall": WallClock, "process": ProcessClock}
 # JAX keeps compiled programs for the life of the process, so only its first run starts cold.
 _served = itertools.count()
 

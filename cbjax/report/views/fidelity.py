@@ -10,9 +10,8 @@ from rich import box
 from rich.console import Group
 from rich.table import Table
 
-from cbjax.report.format import ABSENT, metric_title
+from cbjax.report.format import ABSENT, metric_title, unit_of
 from cbjax.report.style import BLACK, GREY, VERMILION, house_style, new_figure, safe
-from cbjax.report.views.curves import IN_MS
 from cbjax.results import read_fidelity
 
 COLUMNS = 4
@@ -157,7 +156,7 @@ def _error(metric: str, error: float | None) -> str:
 
 
 def _draw_metric(axis: Axes, rows: pl.DataFrame, metric: str) -> None:
-    scale = 1e3 if metric.partition(".")[0] in IN_MS else 1.0
+    scale = unit_of(metric)
     first, *others = rows.partition_by("against", maintain_order=True)
     first = first.sort("load")
     axis.plot(first["load"], scale * first["measured"], ".-", color=BLACK, label="engine")

@@ -117,7 +117,7 @@ def _row(claim: Mapping[str, Any], measured: Mapping[str, Mapping[str, Any]]) ->
     of = list(claim["of"])
     if not 1 <= len(of) <= 2:
         raise ValueError(f"of = {of!r}: name one run, or two for their ratio")
-    values = [measured.get(label, {}).get(claim["metric"]) for label in of]
+    values: list[Any] = [measured.get(label, {}).get(claim["metric"]) for label in of]
     simulated = None if None in values else values[0] / values[1] if len(of) == 2 else values[0]
     low, high = np.broadcast_to(claim["published"], 2).astype(float).tolist()
     return {
