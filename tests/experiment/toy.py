@@ -29,7 +29,9 @@ SMALL = {
         "iteration_tokens=128", "model.max_length=128", "kv.num_blocks=32",
         "workload.max_tokens_by_class={short_answer:3,long_prompt:3,long_generation:3}",
     ],
-    "published": ["workload.num_requests=8"],
+    "published": [
+        "workload.num_requests=8", "study.search.most=2", "study.search.precision=0.5",
+    ],
     "fidelity": [
         "model=tiny", "ladder=single", "seats=2", "budget=16", "workload.num_requests=6",
         "workload.arrivals.rate=20,500", "study.fit.loads=[20]", "model.max_length=224",
