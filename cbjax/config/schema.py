@@ -232,11 +232,14 @@ class WorkloadConfig:
 class BackendConfig:
     """What serves the workload: a file of `cbjax/experiment/backends`.
 
-    The rest is for `simulated`: `cost` names a cost model and gives its numbers; `host_s`,
-    `compile_s` and `padded` say what else costs time, see `cbjax.simulate.simulate`.
+    `clock` is for `model`: "wall", or "process", the seconds that this process computes, where
+    others use the machine too. The rest is for `simulated`: `cost` names a cost model and gives its
+    numbers; `host_s`, `compile_s` and `padded` say what else costs time, see
+    `cbjax.simulate.simulate`.
     """
 
     name: str = "model"
+    clock: str = "wall"
     cost: dict[str, Any] = field(default_factory=dict)
     host_s: float = 0.0
     compile_s: float = 0.0
@@ -244,6 +247,7 @@ class BackendConfig:
     leap: bool = True
 
     def __post_init__(self) -> None:
+        require_one_of("backend.clock", self.clock, ["wall", "process"])
         require_at_least("backend.host_s", self.host_s, 0)
         require_at_least("backend.compile_s", self.compile_s, 0)
 
@@ -301,8 +305,9 @@ class SearchConfig:
     """Search of the greatest load that meets `slo`, for every cell: its runs are the loads tried.
 
     The load is `workload.arrivals.rate`, requests per second: `start` is doubled or halved between
-    `least` and `most`, then bisected to `precision`. Repeated with as many `seeds`. The other three
-    are `cbjax.capacity.Tolerances`.
+    `least` and `most`, then bisected to `precision`. Repeated with as many `seeds`. `growth`,
+    `thrash` and `lost` are `cbjax.capacity.Tolerances`. With `only_with_slo`, cells without an SLO
+    run once as they are, beside the others; otherwise they are refused.
     """
 
     start: float = 1.0
@@ -313,9 +318,29 @@ class SearchConfig:
     growth: float = 0.01
     thrash: float = 0.1
     lost: float = 0.01
+    only_with_slo: bool = False
 
     def __post_init__(self) -> None:
         require_at_least("study.search.seeds", self.seeds, 1)
+
+
+@dataclass
+class FitConfig:
+    """Simulation of every cell beside the engine's run, with step times fitted to some of them.
+
+    Attributes:
+        loads: rates (`workload.arrivals.rate`) whose runs are fitted; all others are held out.
+        starved: share of the KV blocks that a control has, which must fit worse under pressure.
+    """
+
+    loads: list[float] = field(default_factory=list)
+    starved: float = 0.7
+
+    def __post_init__(self) -> None:
+        if not self.loads:
+            raise impossible("study.fit.loads", self.loads, "name at least one rate of the grid")
+        if not 0 < self.starved < 1:
+            raise impossible("study.fit.starved", self.starved, "give a share, 0 < x < 1")
 
 
 @dataclass
@@ -330,6 +355,7 @@ class StudyConfig:
         figures: "study" draws the runs beside one another, "all" also each run alone, "none".
         views: further figures of the study, files of `cbjax/report/views`: name -> options.
         search: look for the capacity of every cell instead of running it once.
+        fit: simulate every cell beside its run, with step times fitted to some of the runs.
         flags: of how many cells, greatest capacity first, to print the server's command line.
     """
 
@@ -337,6 +363,7 @@ class StudyConfig:
     grid: dict[str, list[Any]] = field(default_factory=dict)
     views: dict[str, dict[str, Any]] = field(default_factory=dict)
     search: SearchConfig | None = None
+    fit: FitConfig | None = None
     flags: int = 0
     answers: int = 0
     timeline: bool = False

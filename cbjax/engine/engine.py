@@ -4,7 +4,7 @@ Everything that decides is in `cbjax.core` and the policy; everything that compu
 before the first request. What is left here is what a user touches: prompts in, text out.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -269,7 +269,7 @@ class Engine:
 
     def serve(
         self, workload: Workload, recorder: Recorder, *, progress: Progress | None = None,
-        **sampling,
+        clock: Callable[[], Clock] = WallClock, **sampling,
     ) -> list[Completion]:
         """Serve a workload in real time; returns completions in the order of its requests.
 
@@ -277,6 +277,7 @@ class Engine:
             workload: requests with arrival times, or a concurrency.
             recorder: receives every event; its clock starts here.
             progress: `(label, done, total)`.
+            clock: makes the clock; `ProcessClock` where others use the machine too.
             sampling: fields of `Sampling` for all requests, such as `temperature`; seed,
                 `max_tokens` and `ignore_eos` are each request's own.
 
@@ -291,7 +292,7 @@ class Engine:
         workload = tokenise_workload(
             workload, tokenizer, vocab_size=tokenizer.vocab_size, excluded_ids=tokenizer.eos_ids
         )
-        self.clock = self.scheduler.clock = WallClock()
+        self.clock = self.scheduler.clock = clock()
         session = Session(self, sampling)
         serve(session, workload, recorder, progress)
         return session.completions(workload)

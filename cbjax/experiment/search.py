@@ -20,7 +20,8 @@ def search_capacity(cells: Sequence[Cell], wanted: SearchConfig, run: Runner) ->
     """Look for the greatest rate that every cell carries.
 
     Args:
-        cells: each with an SLO and arrivals that have a rate.
+        cells: each with an SLO and arrivals that have a rate; with `wanted.only_with_slo`, one
+            without an SLO runs once.
         wanted: where to begin, how closely to look, with how many seeds.
         run: runs a cell, or finds it finished.
 
@@ -33,16 +34,20 @@ def search_capacity(cells: Sequence[Cell], wanted: SearchConfig, run: Runner) ->
     """
     fields = asdict(wanted)
     limits = {name: fields.pop(name) for name in ("growth", "thrash", "lost")}
-    seeds = fields.pop("seeds")
+    seeds, only_with_slo = fields.pop("seeds"), fields.pop("only_with_slo")
     try:
         tolerances, search = Tolerances(**limits), Search(**fields)
     except ValueError as error:
         raise ConfigError(f"study.{error}") from error
-    for cell in cells:
+    searched = [cell for cell in cells if _has_slo(cell) or not only_with_slo]
+    for cell in searched:
         _require_question(cell)
     rows: list[dict[str, Any]] = []
     for number, cell in enumerate(cells, start=1):
         place = f"[{number}/{len(cells)}] "
+        if cell not in searched:
+            run(cell, place)
+            continue
         for seed in range(cell.config.seed, cell.config.seed + seeds):
             found = greatest_load(_probe(cell, seed, seeds > 1, place, tolerances, run), search)
             rows += _rows(cell, seed, found)
@@ -81,9 +86,13 @@ def _at(cell: Cell, load: float, seed: int, several: bool) -> Cell:
     return Cell(place, {**cell.axes, RATE: str(load)}, config)
 
 
+def _has_slo(cell: Cell) -> bool:
+    return bool(Slo(**asdict(cell.config.slo)).targets())
+
+
 def _require_question(cell: Cell) -> None:
     config = cell.config
-    if not Slo(**asdict(config.slo)).targets():
+    if not _has_slo(cell):
         raise ConfigError(
             f"slo = none (in {cell.label}): a capacity is the greatest load that meets an SLO; "
             "choose one, e.g. slo=interactive or slo.ttft_s=1"

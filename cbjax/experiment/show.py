@@ -7,7 +7,14 @@ from typing import Any
 from cbjax.experiment.answers import Dialogue, one_of_each_class, read_answers
 from cbjax.experiment.command_lines import command_lines
 from cbjax.experiment.study import StudyResult
-from cbjax.report import ascii_timeline, capacity_table, conditions, grid_axes, study_table
+from cbjax.report import (
+    ascii_timeline,
+    capacity_table,
+    conditions,
+    grid_axes,
+    study_table,
+    view_tables,
+)
 from cbjax.results import has_capacity, read_capacity
 
 PROMPT_WIDTH = 200
@@ -37,6 +44,8 @@ def show_study(result: StudyResult, out: Callable[[Any], None]) -> None:
             out(line)
     else:
         out(study_table(rows, runs, grid_axes(rows, result.experiment.swept)))
+    for table in view_tables(shown.views, rows, result.folder):
+        out(table)
     for file in result.figures:
         out(f"figure  {file}")
     out(f"results {result.folder}")

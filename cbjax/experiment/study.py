@@ -1,6 +1,6 @@
 """A study: the cells of an experiment one after another, and what they leave behind together."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,10 @@ import polars as pl
 from cbjax.config import Experiment
 from cbjax.experiment.backends import Progress
 from cbjax.experiment.cell import settings
+from cbjax.experiment.fidelity import VARIED, compare_with_engine
 from cbjax.experiment.runner import Runner, Say
 from cbjax.experiment.search import RATE, search_capacity
-from cbjax.results import Run, Study, collect_runs, open_study, write_capacity
+from cbjax.results import Run, Study, collect_runs, open_study, write_capacity, write_fidelity
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ def run_experiment(
         FolderInUse: the same study is being run by another process.
     """
     say = say or (lambda text: None)
-    cells, search = experiment.cells, experiment.study.search
-    swept = experiment.swept + ([RATE] if search else [])
+    cells, search, fit = experiment.cells, experiment.study.search, experiment.study.fit
+    swept = experiment.swept + ([RATE] if search else []) + (list(VARIED) if fit else [])
     with open_study(
         experiment.results_dir, experiment.name, study_settings(experiment),
         seed=cells[0].config.seed, swept=swept, views=experiment.study.views,
@@ -74,19 +75,26 @@ def run_experiment(
             say("finished before; force=true runs it again")
         else:
             run = Runner(study, progress, say)
-            if search is None:
+            if search is not None:
+                write_capacity(study.folder, search_capacity(cells, search, run))
+            elif fit is not None:
+                write_fidelity(study.folder, compare_with_engine(cells, fit, run))
+            else:
                 for number, cell in enumerate(cells, start=1):
                     run(cell, f"[{number}/{len(cells)}] ")
-            else:
-                write_capacity(study.folder, search_capacity(cells, search, run))
             reused = run.reused
             _draw(study, experiment)
     return StudyResult(experiment, study.folder, tuple(study.runs()), tuple(reused))
 
 
 def study_settings(experiment: Experiment) -> dict[str, Any]:
-    """What the study's folder is named by: every setting of every cell."""
-    return {"cells": {cell.label: settings(cell) for cell in experiment.cells}}
+    """What the study's folder is named by: every setting of every cell, and what is asked."""
+    shown = experiment.study
+    asked = {"search": shown.search, "fit": shown.fit}
+    return {
+        "cells": {cell.label: settings(cell) for cell in experiment.cells},
+        **{name: asdict(value) for name, value in asked.items() if value is not None},
+    }
 
 
 def _draw(study: Study, experiment: Experiment) -> None:

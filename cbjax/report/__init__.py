@@ -19,6 +19,7 @@ from cbjax.report.tables import (
 from cbjax.report.terminal import ascii_timeline
 from cbjax.report.timeline import draw_timeline
 from cbjax.report.trace import write_trace
+from cbjax.report.views import tables as view_tables
 
 __all__ = [
     "NotDrawable",
@@ -44,5 +45,6 @@ __all__ = [
     "save",
     "study_table",
     "sweep_table",
+    "view_tables",
     "write_trace",
 ]

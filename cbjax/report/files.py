@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 
 from cbjax.report.by_run import draw_by_run
 from cbjax.report.capacity import capacity_table
@@ -19,6 +19,7 @@ from cbjax.report.tables import comparison_table, plain_text, study_table, sweep
 from cbjax.report.timeline import draw_timeline
 from cbjax.report.trace import write_trace
 from cbjax.report.views import get as get_view
+from cbjax.report.views import tables as view_tables
 from cbjax.results import (
     Run,
     collect_runs,
@@ -98,7 +99,9 @@ def draw_study(folder: str | Path) -> tuple[RenderableType, list[Path]]:
             written.append(save(draw_by_run(rows), figures / "by_run.png"))
     if has_capacity(folder):
         table = capacity_table(read_capacity(folder), title)
-    for name, options in index.get("views", {}).items():
+    views = index.get("views", {})
+    table = Group(table, *view_tables(views, rows, folder))
+    for name, options in views.items():
         written.append(save(get_view(name)(rows, folder, **options), figures / f"{name}.png"))
     text = figures / "comparison.txt"
     text.write_text(plain_text(table), encoding="utf-8")

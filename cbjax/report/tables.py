@@ -83,13 +83,15 @@ def study_table(
     Args:
         rows: from `collect_runs`.
         runs: the same runs.
-        axes: settings that were swept. Up to three that every run has name the rows; otherwise
-            the runs are variants, known by their labels, and the table has several parts.
+        axes: settings that were swept. Up to three that every run has, and that tell the runs
+            apart, name the rows; otherwise the runs are variants, known by their labels, and the
+            table has several parts.
         title: above the table.
     """
     if len(runs) <= MOST_COMPARED:
         return comparison_table(runs, title)
-    if 1 <= len(axes) <= MOST_SETTINGS and not any(rows[axis].null_count() for axis in axes):
+    whole = 1 <= len(axes) <= MOST_SETTINGS and not any(rows[axis].null_count() for axis in axes)
+    if whole and rows.select(*axes, "seed").n_unique() == len(rows):
         return sweep_table(rows, axes, title=title)
     parts = [sweep_table(rows, ["label"], metrics, title) for metrics in PARTS]
     return Group(*parts, Text(conditions(runs)))

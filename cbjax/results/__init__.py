@@ -3,6 +3,7 @@
 from cbjax.results.capacity import has_capacity, read_capacity, write_capacity
 from cbjax.results.collect import collect_runs, flatten
 from cbjax.results.environment import describe_environment
+from cbjax.results.fidelity import read_fidelity, write_fidelity
 from cbjax.results.hashing import identity_hash, plain, source_digest
 from cbjax.results.lock import FolderInUse
 from cbjax.results.runs import NotARun, Run, is_run, read_run, write_run
@@ -23,8 +24,10 @@ __all__ = [
     "open_study",
     "plain",
     "read_capacity",
+    "read_fidelity",
     "read_run",
     "source_digest",
     "write_capacity",
+    "write_fidelity",
     "write_run",
 ]

@@ -29,6 +29,13 @@ SMALL = {
         "iteration_tokens=128", "model.max_length=128", "kv.num_blocks=32",
         "workload.max_tokens_by_class={short_answer:3,long_prompt:3,long_generation:3}",
     ],
+    "published": [
+        "workload.num_requests=8", "study.search.most=2", "study.search.precision=0.5",
+    ],
+    "fidelity": [
+        "model=tiny", "ladder=single", "seats=2", "budget=16", "workload.num_requests=6",
+        "workload.arrivals.rate=20,500", "study.fit.loads=[20]", "model.max_length=224",
+    ],
     "load_curve": ["seats=4", "workload.num_requests=24", "workload.arrivals.rate=2,400"],
     "batching_modes": ["seats=4", "workload.num_requests=24", "workload.arrivals.rate=0.5,400"],
     "token_budget": ["seats=4", "workload.num_requests=24", "budget=64,512"],

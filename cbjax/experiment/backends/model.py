@@ -1,18 +1,21 @@
 """A model under the wall clock: the engine of this package."""
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from cbjax.config import ConfigError, RunConfig, build_policy
 from cbjax.engine import Engine
+from cbjax.engine.clock import Clock, ProcessClock, WallClock
 from cbjax.experiment.backends import Answer, Progress, Served
 from cbjax.experiment.backends._loaded import loaded
 from cbjax.experiment.sizes import ladder_of, sizes_of
 from cbjax.metrics import Recorder
 from cbjax.workload import Workload, tokenise_workload
 
+CLOCKS: dict[str, Callable[[], Clock]] = {"wall": WallClock, "process": ProcessClock}
 # JAX keeps compiled programs for the life of the process, so only its first run starts cold.
 _served = itertools.count()
 
@@ -35,12 +38,14 @@ def serve(
     completions = engine.serve(
         requests, recorder, progress=progress, temperature=config.workload.temperature,
         top_k=config.workload.top_k, top_p=config.workload.top_p,
+        clock=CLOCKS[config.backend.clock],
     )
     answers = [
         Answer(done.request_id, done.text, done.finish_reason, done.error) for done in completions
     ]
     return Served(answers, {
         "device": jax.devices()[0].device_kind,
+        "clock": config.backend.clock,
         "compile_count": compiled.programs,
         "compile_s": round(compiled.seconds, 3),
         "compiles_after_start": engine.compilations_since_start,

@@ -38,7 +38,7 @@ def serve(
         )
     exact = config.record == "tokens"
     try:
-        limits, numbers = _sizes(config, policy)
+        limits, numbers = limits_and_system(config, policy)
         given = config.backend
         done = simulate(
             workload, policy, cost, limits, system=numbers,
@@ -95,7 +95,7 @@ def build_cost(config: RunConfig) -> Cost:
         raise ConfigError(f"backend.cost ({name}): {error}") from error
 
 
-def _sizes(config: RunConfig, policy: Policy) -> tuple[Limits, System]:
+def limits_and_system(config: RunConfig, policy: Policy) -> tuple[Limits, System]:
     """Capacities and numbers; blocks have names only where prefixes are shared."""
     sizes, longest = sizes_of(config), config.model.max_length
     sizes["num_blocks"] = sizes["num_blocks"] or _blocks_on_hardware(config)
