@@ -7,6 +7,7 @@ whole prompts together with decodes on a reservation (`orca`), and a fixed batch
 (`faster_transformer`).
 """
 
+from functools import cache
 from inspect import signature
 
 import jax.numpy as jnp
@@ -96,7 +97,7 @@ def sarathi(
     _refuse_unread(given, reads, scheduler)
     knobs = {name: given[name] for name in given if name in reads}
     _check(knobs)
-    rules = Rules(scheduler, dynamic, faithful)
+    rules = _rules(scheduler, dynamic, faithful)
     budget = "high_chunk_size" if dynamic else "chunk_size"
     if scheduler == "vllm" and max_batched_tokens:
         budget = "max_batched_tokens"
@@ -110,6 +111,10 @@ def sarathi(
             restarts_outputs=faithful,
         ),
     )
+
+
+# Methods of one object are equal, those of two equal objects are not: a policy built twice is one.
+_rules = cache(Rules)
 
 
 def _refuse_unread(given: dict, reads: set[str], scheduler: str) -> None:

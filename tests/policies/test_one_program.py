@@ -28,6 +28,13 @@ def small(name: str, seats: int):
 
 
 @pytest.mark.parametrize("name", policies.names)
+def test_a_policy_built_twice_is_one(name):
+    """Otherwise each would compile a program of its own."""
+    once, again = jax.tree.flatten(policies.get(name)()), jax.tree.flatten(policies.get(name)())
+    assert once[1] == again[1] and hash(once[1]) == hash(again[1])
+
+
+@pytest.mark.parametrize("name", policies.names)
 def test_one_program_serves_every_iteration_and_number_of_seats(name):
     numbers = system(LIMITS, block_size=4, num_blocks=32, max_length=32)
     nothing = np.zeros(LIMITS.rows, np.int32)

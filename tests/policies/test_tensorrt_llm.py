@@ -42,7 +42,7 @@ def starts(log):
 
 
 def test_it_decides_as_its_oracle(report_line):
-    seen = compare("tensorrt_llm", 120)
+    seen = compare("tensorrt_llm", 160)
     report_line(describe("tensorrt_llm", seen))
     for what in ("preempted", "resumed", "refused", "aborted", "backlog", "stopped"):
         assert seen[what] >= seen["workloads"] / 20, what
