@@ -20,7 +20,7 @@ def serve(requests, num_blocks=32, **knobs):
     return log
 
 
-@pytest.mark.parametrize("examples", [80, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [200, pytest.param(1000, marks=pytest.mark.slow)])
 def test_array_policy_decides_as_its_oracle(examples, report_line):
     seen = compare("tgi", examples)
     report_line(describe("tgi", seen))
