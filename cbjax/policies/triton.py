@@ -18,7 +18,6 @@ from cbjax.core.limits import Limits, System
 from cbjax.core.policy import Policy, Traits, require_positive
 from cbjax.core.reasons import LimitedBy, Refusal
 from cbjax.core.rows import Status
-from cbjax.core.steady import UNBOUNDED, steady
 from cbjax.core.time import Time
 from cbjax.core.view import View
 from cbjax.policies._batch import Batch, carry_out, form, no_batch
@@ -102,7 +101,7 @@ def triton(
             allow_timeout_override=allow_timeout_override, max_queue_size=max_queue_size,
             padded=not allow_ragged_batch,
         ),
-        name="triton", init=_init, decide=_decide, steady=_steady, seats="max_batch_size",
+        name="triton", init=_init, decide=_decide, seats="max_batch_size",
         traits=Traits(
             whole_prompts=True, reserves_output=True,
             deliver_at="token" if decoupled else "batch_end",
@@ -121,14 +120,6 @@ class Carried:
 
 def _init(knobs: dict, limits: Limits, system: System) -> Carried:
     return Carried(no_batch(), jnp.int32(-1))
-
-
-def _steady(knobs: dict, carried: Carried, view: View):
-    """A token for each until the last one ends; who waits may run into a timeout."""
-    return steady(
-        jnp.where(view.num_waiting == 0, UNBOUNDED, 0), through=True,
-        width=jnp.where(knobs["padded"], carried.batch.size, 0),
-    )
 
 
 def _decide(knobs: dict, carried: Carried, view: View):

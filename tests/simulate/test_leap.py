@@ -9,7 +9,7 @@ from cbjax.simulate import costs
 from tests.policies.beside import CASES
 from tests.simulate.against import differences, run
 
-LEAPS = {"vllm", "orca", "static", "sarathi", "sglang", "tensorrt_llm", "tgi", "triton"}
+LEAPS = {"vllm", "orca", "static", "sarathi", "sglang", "tensorrt_llm", "tgi"}
 QUICK = ("vllm", "static")  # each policy is a program of its own to compile
 COSTS = [
     costs.linear(base_s=0.0041, per_token_s=2.13e-4, per_context_s=3.7e-7),
