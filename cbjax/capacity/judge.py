@@ -78,8 +78,7 @@ def judge(summary: Mapping[str, Any], slo: Slo, tolerances: Tolerances) -> Verdi
 def _limits(metrics: Mapping[str, Any], slo: Slo, tolerances: Tolerances) -> Iterator[Limit]:
     for target in slo.targets():
         value = metrics[target.latency][f"p{target.percentile}"]
-        name = f"{target.latency.removesuffix('_s')} p{target.percentile}"
-        yield Limit(name, value, target.bound_s)
+        yield Limit(target.name, value, target.bound_s)
     yield Limit("requests lost", metrics["lost_fraction"], tolerances.lost)
     if metrics["queue_growth"] is not None:
         yield Limit("queue growth", metrics["queue_growth"], tolerances.growth)

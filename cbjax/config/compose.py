@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
@@ -73,6 +74,7 @@ def _register() -> None:
                 store.store(name, node=node, group=group)
 
 
+@cache
 def _unlisted() -> dict[str, dict[str, dict[str, Any]]]:
     """Choices of a group beside its YAML files: name -> settings."""
     shapes = {name: hardware.models.load(name) for name in hardware.models.names()}

@@ -23,8 +23,13 @@ class Target:
     percentile: int
     bound_s: float
 
+    @property
+    def name(self) -> str:
+        """What is bounded, e.g. "ttft p95"."""
+        return f"{self.latency.removesuffix('_s')} p{self.percentile}"
+
     def __str__(self) -> str:
-        return f"{self.latency.removesuffix('_s')} p{self.percentile} <= {self.bound_s:g} s"
+        return f"{self.name} <= {self.bound_s:g} s"
 
 
 @dataclass(frozen=True)

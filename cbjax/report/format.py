@@ -82,9 +82,9 @@ def number(value: float | int | None, metric: str) -> str:
         return ABSENT
     name = metric.partition(".")[0]
     if name in PERCENT:
-        return f"{100 * value:.1f}"
+        return f"{unit_of(metric) * value:.1f}"
     if _in_ms(name):
-        return significant(1000.0 * value)
+        return significant(unit_of(metric) * value)
     measured = name in LATENCY_TITLES or name.endswith("_per_s")
     return significant(float(value) if measured or value != int(value) else int(value))
 
