@@ -80,3 +80,16 @@ def from_storage(x: Array) -> Array:
 def as_numbers(cache: Array) -> Array:
     """The cache with its true dtype, for kernels that compute with it as it is."""
     return jax.lax.bitcast_convert_type(cache, jnp.bfloat16) if cache.dtype == jnp.uint16 else cache
+
+
+def require_cache(keys: Array, values: Array) -> None:
+    """Raise ValueError unless keys and values are the two arrays of one cache."""
+    if keys.ndim != 5 or values.shape != keys.shape or values.dtype != keys.dtype:
+        raise ValueError(
+            f"keys, values: {keys.dtype}{list(keys.shape)} and {values.dtype}{list(values.shape)} "
+            "must be one [L, N, K, B, D] shape and dtype, as made by new_kv_cache"
+        )
+    if keys.dtype.name not in STORED_DTYPES:
+        raise ValueError(
+            f"keys: dtype {keys.dtype} is not supported; use one of {STORED_DTYPES}"
+        )

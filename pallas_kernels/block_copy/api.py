@@ -35,15 +35,7 @@ def copy_blocks(
     Raises:
         ValueError: shapes or dtypes that do not belong together, or an unknown implementation.
     """
-    if keys.ndim != 5 or values.shape != keys.shape or values.dtype != keys.dtype:
-        raise ValueError(
-            f"keys, values: {keys.dtype}{list(keys.shape)} and {values.dtype}{list(values.shape)} "
-            "must be one [L, N, K, B, D] shape and dtype, as made by new_kv_cache"
-        )
-    if keys.dtype.name not in storage.STORED_DTYPES:
-        raise ValueError(
-            f"keys: dtype {keys.dtype} is not supported; use one of {storage.STORED_DTYPES}"
-        )
+    storage.require_cache(keys, values)
     for array in source or ():
         same = array.shape[:1] + array.shape[2:] == keys.shape[:1] + keys.shape[2:]
         if not same or array.dtype != keys.dtype:
