@@ -43,9 +43,9 @@ def schedule(policy: Policy, state: State, inbox: Inbox, limits: Limits) -> tupl
     state, aborted = abort(state, inbox)
     state, received = receive(state, inbox, limits, policy.traits)
     requests = state.rows.request
-    decision, carried = policy.decide(
-        policy.knobs, state.policy, view(state, inbox.backlog, limits)
-    )
+    # Outside of a compiled program a knob is a Python number, and `~True` is -2.
+    knobs = jax.tree.map(jnp.asarray, policy.knobs)
+    decision, carried = policy.decide(knobs, state.policy, view(state, inbox.backlog, limits))
     # A number that came from a Python literal is of another type to the compiler: the next call
     # would be compiled anew.
     carried = jax.tree.map(lambda leaf: jnp.asarray(leaf).astype(jnp.asarray(leaf).dtype), carried)

@@ -162,8 +162,10 @@ class Recorder:
         swapped = set(event.swapped)
         for request_id in event.preempted:
             request = self._find(request_id)
-            request.preemptions += 1
-            request.swaps += request_id in swapped
+            # A schedule that runs ahead may take the seat of one that has just ended: no loss.
+            if request.finished_s is None:
+                request.preemptions += 1
+                request.swaps += request_id in swapped
             lane = self._leave_lane(request_id)
             self._schedule.append((number, request.request_id, lane, "preempted", 0, *span))
         for request_id in event.admitted:

@@ -81,6 +81,19 @@ def test_recomputed_tokens_and_preemptions_are_counted_and_admission_keeps_its_f
     assert (row["output_tokens"], row["finished_s"], row["finish_reason"]) == (3, 4.0, "length")
 
 
+def test_a_seat_taken_from_a_request_that_has_ended_is_no_preemption_of_it():
+    """A schedule that runs one iteration ahead of the results may do so."""
+    recorder = Recorder()
+    submit(recorder, 0)
+    step(recorder, 0.0, admitted=[0], grants=[(0, 4, 4, "prefill")], emitted=[0],
+         finished=[(0, "length")])
+    step(recorder, 1.0, preempted=[0], swapped=[0])
+    tables = recorder.tables()
+    row = tables.requests.row(0, named=True)
+    assert (row["preemptions"], row["swaps"]) == (0, 0)
+    assert tables.iterations["preempted"].to_list() == [0, 1]
+
+
 def test_delivery_at_batch_end_gives_delivery_times_and_a_later_end():
     recorder = Recorder()
     submit(recorder, 0, 1)

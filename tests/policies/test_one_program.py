@@ -1,5 +1,8 @@
 """Every policy's state keeps its types: a second iteration, or another number, compiles nothing."""
 
+import inspect
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
@@ -17,14 +20,14 @@ LIMITS = Limits(
 )
 
 
-def small(name: str, seats: int):
+def small(name: str, seats: int, **knobs):
     """The policy with few seats and a small budget, by whatever its knobs are called."""
     build = policies.get(name)
     plain = build()
-    knobs = {plain.seats: seats}
+    few = {plain.seats: seats}
     if plain.budget:
-        knobs[plain.budget] = 64
-    return build(**knobs)
+        few[plain.budget] = 64
+    return build(**few | knobs)
 
 
 @pytest.mark.parametrize("name", policies.names)
@@ -52,3 +55,36 @@ def test_one_program_serves_every_iteration_and_number_of_seats(name):
             state, plan = step(policy, state, empty_inbox(LIMITS))
     assert step._cache_size() == 1
     assert int(np.asarray(plan.scheduled_tokens)) == 0
+
+
+def switched():
+    """Every policy as it is, and with each of its switches turned that needs no other knob."""
+    for name in policies.names:
+        build = policies.get(name)
+        switches = [
+            {knob.name: not knob.default}
+            for knob in inspect.signature(build).parameters.values()
+            if isinstance(knob.default, bool)
+        ]
+        for knobs in [{}, *switches]:
+            try:
+                small(name, 4, **knobs)
+            except ValueError:
+                continue
+            yield name, knobs
+    yield "sglang", dict(enable_priority_scheduling=True, disable_radix_cache=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs"), [pytest.param(*one, id="-".join([one[0], *one[1]])) for one in switched()]
+)
+def test_it_decides_without_compilation_too(name, knobs):
+    """Knobs are then Python's numbers: `~True` is -2 there."""
+    policy = small(name, 4, **knobs)
+    numbers = system(LIMITS, block_size=4, num_blocks=32, max_length=32, swap_blocks=32)
+    state = initial_state(policy, LIMITS, numbers)
+    after, _ = jax.eval_shape(
+        partial(schedule, policy, limits=LIMITS), state, empty_inbox(LIMITS)
+    )
+    types = [leaf.dtype for leaf in jax.tree.leaves(after)]
+    assert types == [np.asarray(leaf).dtype for leaf in jax.tree.leaves(state)]
