@@ -104,12 +104,13 @@ def limits_and_system(config: RunConfig, policy: Policy) -> tuple[Limits, System
             raise ConfigError(f"{field} = null: a simulation measures no memory; give a number")
     assert longest is not None
     shares = policy.traits.shares
+    swap_blocks = sizes.pop("swap_blocks")
     limits = limits_for(
         policy, max_length=longest, tables=shares, context=longest if shares else 0, **sizes
     )
     return limits, system(
         limits, block_size=sizes["block_size"], num_blocks=sizes["num_blocks"],
-        max_length=longest,
+        max_length=longest, swap_blocks=swap_blocks,
     )
 
 
