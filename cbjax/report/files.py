@@ -14,6 +14,7 @@ from cbjax.report.gaps import draw_gaps, has_gaps
 from cbjax.report.grid import draw_grid, grid_axes, is_full_grid
 from cbjax.report.occupancy import draw_occupancy
 from cbjax.report.padding import draw_padding
+from cbjax.report.paired import paired_differences, paired_tables
 from cbjax.report.style import save
 from cbjax.report.tables import comparison_table, plain_text, study_table, sweep_table
 from cbjax.report.timeline import draw_timeline
@@ -32,6 +33,7 @@ from cbjax.results import (
 
 MOST_DRAWN = 16
 MOST_LINES = 24
+MOST_DIFFERENCES = 60
 MOST_TIMELINE_REQUESTS = 120
 MOST_TIMELINE_SEATS = 160
 
@@ -99,6 +101,9 @@ def draw_study(folder: str | Path) -> tuple[RenderableType, list[Path]]:
             written.append(save(draw_by_run(rows), figures / "by_run.png"))
     if has_capacity(folder):
         table = capacity_table(read_capacity(folder), title)
+    else:
+        # A search tries every setting at loads of its own: nothing to pair.
+        table = Group(table, *paired_tables(paired_differences(rows), MOST_DIFFERENCES))
     views = index.get("views", {})
     table = Group(table, *view_tables(views, rows, folder))
     for name, options in views.items():

@@ -71,7 +71,9 @@ def test_many_variants_are_rows_of_several_tables_and_drawn_too(make_study):
     redraw(path)
     assert drawn(path) == ["by_run.png", "comparison.txt", *RUN_FIGURES]
     text = (path / "figures" / "comparison.txt").read_text()
-    assert text.count("variant 6") == 3
+    compared, _, paired = text.partition("paired differences against 'variant 0'")
+    assert compared.count("variant 6") == 3
+    assert "variant 6" in paired
     assert "recomputed" in text
 
 
