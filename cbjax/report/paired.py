@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 from rich import box
+from rich.console import RenderableType
 from rich.table import Table
 
 from cbjax.metrics import Interval, batch_means, bootstrap_interval, request_latencies, warmed_up
-from cbjax.report.format import metric_title, number, short_label
+from cbjax.report.format import ABSENT, metric_title, number, short_label, significant
 from cbjax.results import read_requests
 
 METRICS = (
@@ -24,7 +25,8 @@ STATISTICS: Mapping[str, Callable[[np.ndarray], Any]] = {
     "mean": np.mean, "p95": lambda values: np.percentile(values, 95),
 }
 SAME, UNKNOWN = "no significant difference", "cannot tell"
-CAPTION = (
+NOTE = (
+    "Differences and intervals are in % of the first setting's mean. "
     "Latencies: of requests that both settings completed, without the first 20 % of the arrivals. "
     "Intervals: 95 % each, not widened for their number, over seeds; with one seed over ten "
     "stretches of its requests, which says nothing about other workloads. "
@@ -70,44 +72,56 @@ def paired_differences(rows: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(found, schema=SCHEMA)
 
 
-def paired_tables(differences: pl.DataFrame, most: int | None = None) -> list[Table]:
-    """The differences as a table per first setting, metric by metric.
+def paired_tables(differences: pl.DataFrame, most: int | None = None) -> list[RenderableType]:
+    """The differences as a table per first setting, metric by metric, and how they were made.
 
     Args:
         differences: from `paired_differences`.
         most: rows to show; None: all.
     """
-    tables = []
+    if differences.is_empty():
+        return []
     shown = differences if most is None else differences.head(most)
-    for (first,), group in shown.group_by("against", maintain_order=True):
-        table = Table(title=f"paired differences against {first!r}", caption=CAPTION,
-                      caption_justify="left", box=box.SIMPLE_HEAD)
-        for name in ("metric", "setting"):
-            table.add_column(name)
-        for name in ("first", "this", "difference", "95 % interval"):
-            table.add_column(name, justify="right")
-        table.add_column("verdict")
-        for (metric,), part in group.group_by("metric", maintain_order=True):
+    groups = shown.group_by("against", maintain_order=True)
+    tables: list[RenderableType] = [_table(first, group) for (first,), group in groups]
+    left = len(differences) - len(shown)
+    return [*tables, *([f"… and {left} more differences"] if left else ()), NOTE]
+
+
+def _table(first: Any, differences: pl.DataFrame) -> Table:
+    table = Table(title=f"paired differences against {first!r}", box=box.SIMPLE_HEAD)
+    for name in ("metric", "setting"):
+        table.add_column(name)
+    for name in ("first", "this", "difference (%)", "95 % interval (%)"):
+        table.add_column(name, justify="right")
+    table.add_column("verdict")
+    for (metric,), part in differences.group_by("metric", maintain_order=True):
+        if len(part) > 1:
             table.add_section()
-            for place, row in enumerate(part.to_dicts()):
-                table.add_row(metric_title(metric) if not place else "", *_cells(row))
-        tables.append(table)
-    return tables
+        for place, row in enumerate(part.to_dicts()):
+            table.add_row("" if place else metric_title(metric), *_cells(row))
+    return table
 
 
 def _cells(row: Mapping[str, Any]) -> Iterator[str]:
     yield row["setting"]
     for name in ("first", "this"):
         yield number(row[name], row["metric"])
-    yield _signed(row["difference"], row["metric"])
-    ends = [_signed(row[name], row["metric"]) for name in ("low", "high")]
-    yield f"{ends[0]} to {ends[1]}" if row["low"] is not None else number(None, row["metric"])
+    difference, low, high = (
+        _percent(row[name], row["first"]) for name in ("difference", "low", "high")
+    )
+    yield difference
+    yield low if low == ABSENT else f"{low} to {high}"
     yield row["verdict"]
 
 
-def _signed(value: float | None, metric: str) -> str:
-    text = number(value, metric)
-    return f"+{text}" if value is not None and value > 0 else text.replace("-", "\N{MINUS SIGN}")
+def _percent(difference: float | None, first: float) -> str:
+    """A difference in % of what it differs from, with its sign."""
+    if difference is None or not first:
+        return ABSENT
+    share = 100 * difference / abs(first)
+    sign = "+" if share > 0 else "\N{MINUS SIGN}" if share < 0 else ""
+    return sign + significant(abs(share))
 
 
 def _of_one_workload(settings: Mapping[str, BySeed]) -> Sequence[Sequence[str]]:

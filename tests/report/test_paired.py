@@ -2,6 +2,7 @@
 
 import polars as pl
 import pytest
+from rich.console import Group
 
 from cbjax.metrics import request_latencies
 from cbjax.report import paired_differences, paired_tables, plain_text
@@ -120,10 +121,14 @@ def test_one_setting_has_nothing_to_be_compared_with(study):
     assert found.is_empty() and paired_tables(found) == []
 
 
-def test_the_table_says_what_was_found_and_how(study):
-    text = plain_text(paired_tables(paired_differences(study()))[0])
+def test_the_tables_say_what_was_found_and_how(study):
+    found = paired_differences(study())
+    text = plain_text(Group(*paired_tables(found)))
     assert "paired differences against 'first'" in text
     assert "no significant difference" in text and "higher" in text
-    assert "without the first 20 %" in text
+    assert text.count("without the first 20 %") == 1
+    slow = row(found, "slow", "e2e_s.mean")
+    share = 100 * slow["difference"] / slow["first"]
     line = next(line for line in text.splitlines() if "E2E latency mean (s)" in line)
-    assert " to +" in line
+    assert f"+{share:.2f}" in line and " to +" in line
+    assert "… and 4 more differences" in plain_text(Group(*paired_tables(found, len(found) - 4)))
