@@ -36,6 +36,7 @@ TITLES: Mapping[str, str] = {
     "failed": "failed requests",
 }
 SETTING_TITLES: Mapping[str, str] = {
+    "policy.name": "policy",
     "kv.block_size": "KV block size (tokens)",
     "kv.num_blocks": "KV blocks",
     "budget": "token budget (tokens)",

@@ -26,7 +26,7 @@ STATISTICS: Mapping[str, Callable[[np.ndarray], Any]] = {
 }
 SAME, UNKNOWN = "no significant difference", "cannot tell"
 NOTE = (
-    "Differences and intervals are in % of the first setting's mean. "
+    "Changes and their intervals are in % of the first setting's mean. "
     "Latencies: of requests that both settings completed, without the first 20 % of the arrivals. "
     "Intervals: 95 % each, not widened for their number, over seeds; with one seed over ten "
     "stretches of its requests, which says nothing about other workloads. "
@@ -89,12 +89,14 @@ def paired_tables(differences: pl.DataFrame, most: int | None = None) -> list[Re
 
 
 def _table(first: Any, differences: pl.DataFrame) -> Table:
-    table = Table(title=f"paired differences against {first!r}", box=box.SIMPLE_HEAD)
-    for name in ("metric", "setting"):
-        table.add_column(name)
-    for name in ("first", "this", "difference (%)", "95 % interval (%)"):
+    table = Table(title=f"paired differences against {first!r}", box=box.SIMPLE_HEAD,
+                  padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("metric")
+    words = [word for name in differences["setting"] for word in name.split()]
+    table.add_column("setting", min_width=max(map(len, words)))
+    for name in ("first", "this", "change (%)", "95 % interval (%)"):
         table.add_column(name, justify="right")
-    table.add_column("verdict")
+    table.add_column("verdict", min_width=len("significant"))
     for (metric,), part in differences.group_by("metric", maintain_order=True):
         if len(part) > 1:
             table.add_section()
