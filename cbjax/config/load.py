@@ -1,5 +1,6 @@
 """An experiment by its name: composed, checked, and spread into the cells of a study."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -40,6 +41,7 @@ class Experiment:
         study: what to show.
         results_dir: where results go.
         force: redo finished runs.
+        command: what to type to run it again.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Experiment:
     study: StudyConfig
     results_dir: str = "results"
     force: bool = False
+    command: str = ""
 
     @property
     def swept(self) -> list[str]:
@@ -90,7 +93,16 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> Experiment:
         base = compose([chosen, *fixed])
         plans = plan_cells(base.study, given)
         cells = tuple(_cell(plan, compose, [chosen, *plan.overrides, *fixed]) for plan in plans)
-    return Experiment(name, known[name], cells, base.study, base.results_dir, base.force)
+    return Experiment(
+        name, known[name], cells, base.study, base.results_dir, base.force,
+        command=_command(chosen, given),
+    )
+
+
+def _command(chosen: str, given: Sequence[Override]) -> str:
+    """Where results go and whether they are redone does not change what is run."""
+    told = [_text(one) for one in given if one.key_or_group not in ("results_dir", "force")]
+    return shlex.join(["python", "-m", "cbjax.run", chosen, *told])
 
 
 def _cell(plan: CellPlan, compose: Compose, overrides: Sequence[str]) -> Cell:

@@ -6,10 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-BLOCKS = 10
-WARM_UP = 0.2
-# 97.5 % point of Student's t with BLOCKS - 2 degrees of freedom.
-SIGNIFICANT = 2.306
+from cbjax.metrics.statistics import STRETCHES, WARM_UP, student_t
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ class Stability:
         """The share of arrivals that only lengthens the queue, as far as it is certain; >= 0."""
         if not self.offered_per_s > 0:
             return 0.0
-        sure = self.growth_per_s - SIGNIFICANT * self.error_per_s
+        sure = self.growth_per_s - student_t(STRETCHES - 2) * self.error_per_s
         return max(sure, 0.0) / self.offered_per_s
 
 
@@ -50,19 +47,19 @@ def queue_stability(requests: pl.DataFrame) -> Stability | None:
         None for fewer than 20 requests, or where all arrive at one moment.
     """
     arrived = np.sort(requests["scheduled_arrival_s"].to_numpy())
-    if len(arrived) < 2 * BLOCKS:
+    if len(arrived) < 2 * STRETCHES:
         return None
     start, end = arrived[int(WARM_UP * len(arrived))], arrived[-1]
     if not end > start:
         return None
     left = requests.select(pl.min_horizontal("admitted_s", "finished_s").fill_null(math.inf))
-    edges = np.linspace(start, end, BLOCKS + 1)
+    edges = np.linspace(start, end, STRETCHES + 1)
     # The integral of the queue over time, from 0 to every edge: arrivals add, departures take away.
     area = _area(arrived, edges) - _area(np.sort(left.to_series().to_numpy()), edges)
     means, middles = np.diff(area) / np.diff(edges), (edges[1:] + edges[:-1]) / 2
     slope, level = np.polyfit(middles - middles.mean(), means, 1)
     spread = means - level - slope * (middles - middles.mean())
-    error = math.sqrt(np.sum(spread**2) / (BLOCKS - 2) / np.sum((middles - middles.mean()) ** 2))
+    error = math.sqrt(np.sum(spread**2) / (STRETCHES - 2) / np.sum((middles - middles.mean()) ** 2))
     offered = float(np.sum(arrived > start)) / (end - start)
     return Stability(float(slope), error, offered)
 

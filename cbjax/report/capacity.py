@@ -6,10 +6,8 @@ import polars as pl
 from rich import box
 from rich.table import Table
 
+from cbjax.metrics import mean_interval
 from cbjax.report.format import significant
-
-# Student's t, 97.5 %, for 1 to 9 degrees of freedom; beyond it the normal value is close enough.
-T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 def capacities(found: pl.DataFrame) -> pl.DataFrame:
@@ -32,14 +30,13 @@ def capacities(found: pl.DataFrame) -> pl.DataFrame:
         highs = lows if several else seeds["high"].fill_nan(None).to_numpy()
         ends = [float(high) if math.isfinite(high) else float(low)
                 for high, low in zip(highs, lows, strict=True)]
-        t = T_975[len(lows) - 2] if 1 < len(lows) <= len(T_975) + 1 else 1.96
-        margin = t * float(lows.std(ddof=1)) / math.sqrt(len(lows)) if several else None
+        mean = mean_interval(lows)
         gave_way = group.filter((pl.col("rate") == pl.col("high")) & ~pl.col("held"))["limit"]
         frequent = gave_way.value_counts(sort=True)["limit"].to_list()
         rows.append({
             "label": label, "policy": group["policy"][0], "capacity": float(lows.mean()),
-            "margin": margin, "lowest": float(lows.min()), "highest": max(ends),
-            "seeds": len(lows), "gave_way": ", ".join(frequent),
+            "margin": mean and mean.high - mean.mean, "lowest": float(lows.min()),
+            "highest": max(ends), "seeds": len(lows), "gave_way": ", ".join(frequent),
         })
     return pl.DataFrame(rows, schema_overrides={"margin": pl.Float64})
 

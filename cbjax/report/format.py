@@ -36,6 +36,7 @@ TITLES: Mapping[str, str] = {
     "failed": "failed requests",
 }
 SETTING_TITLES: Mapping[str, str] = {
+    "policy.name": "policy",
     "kv.block_size": "KV block size (tokens)",
     "kv.num_blocks": "KV blocks",
     "budget": "token budget (tokens)",
@@ -74,6 +75,12 @@ def metric_title(metric: str) -> str:
 def setting_title(setting: str) -> str:
     """A setting's name for people, with its unit; the dotted name itself if it has no other."""
     return SETTING_TITLES.get(setting, setting)
+
+
+def short_label(label: str, *settings: str) -> str:
+    """A run's label without some settings of the sweep, e.g. without "seed=1"."""
+    taken = tuple(f"{name}=" for one in settings for name in (one, one.rpartition(".")[2]))
+    return ", ".join(part for part in label.split(", ") if not part.startswith(taken))
 
 
 def number(value: float | int | None, metric: str) -> str:

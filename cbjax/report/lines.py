@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from cbjax.report.format import short_label
 from cbjax.report.style import LINE_STYLES, policy_colour
 
 LOAD = "workload.arrivals."
@@ -53,7 +54,11 @@ def lines_of(rows: pl.DataFrame, setting: str) -> list[Line]:
         ValueError: it is no column of numbers.
     """
     rows = _with_setting(rows, setting)
-    named = rows.with_columns(_line=pl.Series([_name(row, setting) for row in rows.to_dicts()]))
+    names = [
+        short_label(label, setting, "seed") or policy
+        for label, policy in rows.select("label", "policy").iter_rows()
+    ]
+    named = rows.with_columns(_line=pl.Series(names))
     lines, dashes = [], dict[str, int]()
     for (label,), group in named.group_by("_line", maintain_order=True):
         means = group.group_by(setting).agg(
@@ -80,11 +85,3 @@ def _with_setting(rows: pl.DataFrame, setting: str) -> pl.DataFrame:
     if values.null_count():
         raise ValueError(f"{setting!r} is not a setting with numbers of these runs")
     return rows.with_columns(values.alias(setting))
-
-
-def _name(row: Mapping[str, Any], setting: str) -> str:
-    """A run's label without the setting and the seed; its policy where nothing is left."""
-    parts = str(row["label"]).split(", ")
-    leaf = setting.rpartition(".")[2]
-    kept = [part for part in parts if not part.startswith((f"{setting}=", f"{leaf}=", "seed="))]
-    return ", ".join(kept) or str(row["policy"])

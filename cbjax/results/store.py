@@ -33,6 +33,7 @@ class Study:
 
     `path` is its final folder; `folder` is where its files are now, which differs until the study
     is complete. `finished` tells whether the study was found complete: then nothing need be run.
+    `about` is told of it in its index.
     """
 
     path: Path
@@ -44,6 +45,7 @@ class Study:
     finished: bool
     order: list[str] = field(default_factory=list)
     views: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, str] = field(default_factory=dict)
 
     def find_run(self, config: Mapping[str, Any], seed: int) -> Run | None:
         """The finished run of these settings in this study, or None; notes it as part of it."""
@@ -91,6 +93,7 @@ class Study:
         """
         index = {
             "experiment": self.experiment,
+            **self.about,
             "study_hash": self.path.name,
             "seed": self.seed,
             "source": source_digest(),
@@ -120,6 +123,7 @@ def open_study(
     swept: Sequence[str] = (),
     views: Mapping[str, Any] | None = None,
     force: bool = False,
+    about: Mapping[str, str] | None = None,
 ) -> Iterator[Study]:
     """Open the study of these settings: found finished, taken up where a kill left it, or new.
 
@@ -131,6 +135,7 @@ def open_study(
         swept: dotted config keys that differ between its runs on purpose.
         views: figures to draw of it beside the usual ones, name -> options.
         force: redo it even if finished; the old folder stays until the new one is complete.
+        about: what is told of it, e.g. its `description` and the `command` that runs it.
 
     Yields:
         The study. On a clean exit it is indexed and gets its final name; on any exception it keeps
@@ -156,7 +161,8 @@ def open_study(
             shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(exist_ok=True)
         study = Study(
-            path, partial, experiment, config, seed, tuple(swept), False, views=views or {}
+            path, partial, experiment, config, seed, tuple(swept), False, views=views or {},
+            about=about or {},
         )
         try:
             yield study
