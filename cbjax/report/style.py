@@ -39,6 +39,8 @@ POLICY_COLOURS: Mapping[str, str] = {
     "triton": "#7A3E9D",
     "llama_cpp": BLACK,
 }
+# Variants of one policy, where no other is beside them.
+VARIANT_COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, BLACK)
 WIDE_RANGE = 30.0
 LINE_STYLES = ("-", "--", ":", "-.")
 

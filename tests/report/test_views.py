@@ -106,3 +106,11 @@ def test_capacities_are_drawn_and_ranked(tmp_path):
     assert text.index("vllm") < text.index("orca")
     with pytest.raises(FileNotFoundError, match="study.search was not set"):
         views.get("capacity")(pl.DataFrame(), tmp_path / "elsewhere")
+
+
+def test_variants_of_one_policy_are_told_apart_by_colour():
+    rows = study(policies=("vllm",)).with_columns(
+        label=pl.col("label") + pl.Series([", victim=a", ", victim=b"] * 3)
+    )
+    first, second = lines_of(rows, RATE)
+    assert first.style["color"] != second.style["color"]
