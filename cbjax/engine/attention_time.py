@@ -34,13 +34,15 @@ def attention_seconds(
         Seconds of a layer, those of all cores added up.
     """
     heads = shapes.Heads(config.num_heads, config.num_kv_heads, config.head_dim)
-    given = jax.tree.map(jnp.asarray, shapes.arguments(
+    given = shapes.arguments(
         heads, shapes.decodes(DECODES), block_size=block_size, num_layers=LAYERS, dtype=dtype
-    ))
+    )
+    scale = given.pop("scale")  # part of the program
+    given = jax.tree.map(jnp.asarray, given)
 
     @jax.jit
     def layers(given):
-        attend = partial(ragged_paged_attention, implementation=implementation)
+        attend = partial(ragged_paged_attention, scale=scale, implementation=implementation)
 
         def one(queries, layer):
             # The next layer waits for this one.
