@@ -52,6 +52,9 @@ SETTING_TITLES: Mapping[str, str] = {
     "policy.max_num_seqs": "seats",
     "workload.arrivals.rate": "offered load (requests/s)",
     "workload.arrivals.concurrency": "concurrent users",
+    "workload.arrivals.burstiness": "burstiness (1 = Poisson, below it burstier)",
+    "workload.sessions.turns.value": "turns of a conversation",
+    "policy.prediction_error": "prediction error (sigma of the logarithm)",
 }
 PERCENT = {
     "slo_attainment",
