@@ -235,14 +235,18 @@ class WorkloadConfig:
 class BackendConfig:
     """What serves the workload: a file of `cbjax/experiment/backends`.
 
-    `clock` is for `model`: "wall", or "process", the seconds that this process computes, where
-    others use the machine too. The rest is for `simulated`: `cost` names a cost model and gives its
-    numbers; `host_s`, `compile_s` and `padded` say what else costs time, see
-    `cbjax.simulate.simulate`.
+    Three are for `model`. `clock` is "wall", or "process", the seconds that this process computes,
+    where others use the machine too. `cold_compile` compiles every cell's programs anew, as a fresh
+    process without kept ones would. `time_attention` also measures the attention of a layer alone.
+
+    The rest is for `simulated`: `cost` names a cost model and gives its numbers; `host_s`,
+    `compile_s` and `padded` say what else costs time, see `cbjax.simulate.simulate`.
     """
 
     name: str = "model"
     clock: str = "wall"
+    cold_compile: bool = False
+    time_attention: bool = False
     cost: dict[str, Any] = field(default_factory=dict)
     host_s: float = 0.0
     compile_s: float = 0.0

@@ -24,6 +24,7 @@ TITLES: Mapping[str, str] = {
     "kv_waste": "KV in use holding nothing (%)",
     "preemptions": "preemptions",
     "recomputed_tokens": "recomputed tokens",
+    "cached_fraction": "prompt tokens found again (%)",
     "recomputed_fraction": "recomputed (% of positions)",
     "lost_fraction": "requests without a full answer (%)",
     "queue_growth": "arrivals that only lengthen the queue (%)",
@@ -34,6 +35,12 @@ TITLES: Mapping[str, str] = {
     "completed": "completed requests",
     "rejected": "refused requests",
     "failed": "failed requests",
+    "environment.compile_s": "compiling before the clock (s)",
+    "environment.compile_count": "compiled programs",
+    "environment.attention_ms": "attention, a layer, measured (ms)",
+    "paper.fetches": "block fetches a sequence, counted",
+    "paper.kv_read_us": "KV read, roofline on paper (us)",
+    "environment.block_table_bytes": "block tables (bytes)",
 }
 SETTING_TITLES: Mapping[str, str] = {
     "policy.name": "policy",
@@ -41,10 +48,14 @@ SETTING_TITLES: Mapping[str, str] = {
     "kv.num_blocks": "KV blocks",
     "budget": "token budget (tokens)",
     "seats": "seats",
+    "rungs": "rungs of the ladder",
     "policy.max_num_batched_tokens": "token budget (tokens)",
     "policy.max_num_seqs": "seats",
     "workload.arrivals.rate": "offered load (requests/s)",
     "workload.arrivals.concurrency": "concurrent users",
+    "workload.arrivals.burstiness": "burstiness (1 = Poisson, below it burstier)",
+    "workload.sessions.turns.value": "turns of a conversation",
+    "policy.prediction_error": "prediction error (sigma of the logarithm)",
 }
 PERCENT = {
     "slo_attainment",
@@ -53,6 +64,7 @@ PERCENT = {
     "busy_fraction",
     "kv_utilisation",
     "kv_waste",
+    "cached_fraction",
     "recomputed_fraction",
     "lost_fraction",
     "queue_growth",

@@ -41,6 +41,8 @@ POLICY_COLOURS: Mapping[str, str] = {
 }
 FORMATS, KNOWN_FORMATS = ("png",), ("png", "svg", "pdf")
 UNDATED: Mapping[str, Mapping[str, None]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+# Variants of one policy, where no other is beside them.
+VARIANT_COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, BLACK)
 WIDE_RANGE = 30.0
 LINE_STYLES = ("-", "--", ":", "-.")
 

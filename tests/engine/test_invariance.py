@@ -142,6 +142,7 @@ EVERY_SYSTEM = {
     ),
     "llama_cpp": lambda: policies.llama_cpp(n_parallel=SEATS, kv_unified=True, n_batch=TOKENS),
     "ollama": lambda: policies.ollama(num_parallel=SEATS, num_batch=TOKENS),
+    "composed, most blocks go": lambda: chunks("composed", victim="most_blocks"),
     "tgi v3": lambda: policies.tgi(max_batch_prefill_tokens=32, max_batch_size=SEATS),
 }
 WITH_WEIGHTS = {"sarathi", "sglang", "tensorrt_llm evicting"}

@@ -1,6 +1,7 @@
 """The real scheduler under a virtual clock: a cost model says how long each iteration takes."""
 
 import inspect
+from dataclasses import replace
 from typing import Any
 
 from cbjax import hardware
@@ -20,6 +21,8 @@ from cbjax.simulate.replay import replay
 from cbjax.simulate.results import describe_gaps, tables
 from cbjax.simulate.work import Cost
 from cbjax.workload import Workload, tokenise_workload
+
+MOST_BLOCKS = 1 << 24
 
 
 def serve(
@@ -108,6 +111,9 @@ def limits_and_system(config: RunConfig, policy: Policy) -> tuple[Limits, System
     limits = limits_for(
         policy, max_length=longest, tables=shares, context=longest if shares else 0, **sizes
     )
+    if not shares:
+        # Blocks are only counted: one compiled program serves every pool.
+        limits = replace(limits, blocks=max(limits.blocks, MOST_BLOCKS))
     return limits, system(
         limits, block_size=sizes["block_size"], num_blocks=sizes["num_blocks"],
         max_length=longest, swap_blocks=swap_blocks,
