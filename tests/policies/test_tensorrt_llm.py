@@ -1,20 +1,17 @@
-"""TensorRT-LLM: scenarios checked by hand, its knobs, its invariants, seeded faults."""
+"""TensorRT-LLM: scenarios checked by hand, and its knobs."""
 
 import sys
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
 
 from cbjax import policies
 from cbjax.core.limits import system
 from cbjax.core.state import initial_state
 from cbjax.parity.driver import run_watched
 from cbjax.parity.workload import Request, Workload
-from tests.policies.beside import CASES, LIMITS, Case, array_log, mismatch, oracle_log
-from tests.policies.test_mutants import noticed, with_knob, with_rules
-from tests.policies.test_oracles import compare, describe
+from tests.policies.beside import LIMITS, Case, array_log, mismatch, oracle_log
+from tests.policies.test_mutants import with_rules
 
 MODULE = sys.modules["cbjax.policies.tensorrt_llm"]  # the package's name is the function's
 
@@ -39,21 +36,6 @@ def both(requests, num_blocks, **more):
 
 def starts(log):
     return {id: entry.iteration for entry in log for id in entry.new}
-
-
-def test_it_decides_as_its_oracle(report_line):
-    seen = compare("tensorrt_llm", 160)
-    report_line(describe("tensorrt_llm", seen))
-    for what in ("preempted", "resumed", "refused", "aborted", "backlog", "stopped"):
-        assert seen[what] >= seen["workloads"] / 20, what
-
-
-@pytest.mark.slow
-def test_it_decides_as_its_oracle_on_many_more(report_line):
-    report_line(describe("tensorrt_llm", compare("tensorrt_llm", 1500)))
-
-
-# The capacity stage.
 
 
 def test_no_evict_promises_the_whole_output_and_takes_blocks_as_tokens_come():
@@ -206,6 +188,20 @@ def test_a_long_chunked_prompt_does_not_stall_a_decode():
     assert any(1 in entry.finished for entry in log[:20])
 
 
+def test_an_older_prompt_that_could_not_start_yet_makes_a_younger_one_leave():
+    """Request 1 needs a whole chunk unit, request 2 does not and starts before it."""
+    late = case(
+        [(0, 7, 10), (0, 16, 2), (5, 5, 6)], 10, block_size=4, max_num_tokens=8, chunk_unit_size=8,
+        context_chunking_policy="EQUAL_PROGRESS", **CHUNKS, **EVICTS,
+    )
+    log = array_log(late)
+    assert mismatch(log, oracle_log(late)) is None
+    assert starts(log)[2] < starts(log)[1]
+    assert [entry.preempted for entry in log if entry.preempted] == [(2,)]
+    by_start = with_rules((MODULE, "_by_arrival", lambda rows, line: line))
+    assert mismatch(array_log(late, by_start(late.policy())), oracle_log(late)) is not None
+
+
 # Waiting for company.
 
 WAIT = dict(batch_wait_timeout_iters=2, batch_wait_max_tokens_ratio=0.5)
@@ -290,114 +286,3 @@ def test_a_unit_beyond_the_budget_is_named():
         policy = policies.tensorrt_llm(4, 12, enable_chunked_prefill=True, chunk_unit_size=unit)
         with pytest.raises(ValueError, match="max_num_tokens = 12 is below the chunk unit of 16"):
             initial_state(policy, LIMITS, numbers)
-
-
-# Invariants over random workloads.
-
-
-class Book:
-    """What each request has computed and produced, kept from the log alone."""
-
-    def __init__(self, workload):
-        self.prompts = [request.prompt for request in workload.requests]
-        self.computed, self.goal, self.running = {}, {}, set()
-
-    def generating(self):
-        return {id for id in self.running if self.computed[id] >= self.goal[id]}
-
-    def follow(self, entry):
-        self.running -= set(entry.aborted)
-        for id in entry.preempted:
-            self.prompts[id] = self.computed[id] + 1 if id in self.generating() else self.goal[id]
-            self.running.discard(id)
-        for id in entry.new + entry.resumed:
-            self.computed[id], self.goal[id] = 0, self.prompts[id]
-            self.running.add(id)
-        for id, tokens in entry.scheduled:
-            self.computed[id] += tokens
-        self.running -= set(entry.finished)
-
-
-def test_invariants_of_every_decision():
-    """Budget kept; no pause but in MAX_UTILIZATION; nobody who decodes is left out."""
-    kinds = set()
-
-    @settings(
-        max_examples=150, deadline=None, derandomize=True, database=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(case=CASES["tensorrt_llm"])
-    def hold(case):
-        kind, budget = case.knobs["capacity_scheduler_policy"], case.knobs["max_num_tokens"]
-        kinds.add(kind)
-        book = Book(case.workload)
-        for entry in array_log(case):
-            book.running -= set(entry.aborted)
-            decoding, before = book.generating(), set(book.running)
-            served = dict(entry.scheduled)
-            assert sum(served.values()) <= budget
-            if kind == "MAX_UTILIZATION":
-                # Victims are the youngest of those that had started.
-                stay = before - set(entry.preempted)
-                assert all(old < id for old in stay for id in entry.preempted)
-            else:
-                assert not entry.preempted
-                assert decoding <= set(served)
-            if kind == "STATIC_BATCH":
-                assert not (decoding and entry.new)
-            present = before | set(entry.queue + entry.new + entry.resumed)
-            chunks = case.knobs["enable_chunked_prefill"]
-            waits = chunks or entry.limited_by == "wait_timer"
-            if present and kind == "MAX_UTILIZATION" and not waits:
-                assert min(present) in served, "the oldest is always served"
-            assert not set(entry.preempted) & set(served)
-            book.follow(entry)
-
-    hold()
-    assert len(kinds) == 3
-
-
-# Seeded faults.
-
-FAULTS = {
-    "chunks the other way": with_knob(equal_progress=lambda value: not value),
-    "one token more": with_knob(max_num_tokens=lambda value: value + 1),
-    "one seat more": with_knob(max_batch_size=lambda value: min(value + 1, 6)),
-    "unit one larger": with_knob(chunk_unit_size=lambda value: value + (value > 0)),
-    "static batch admits": with_knob(static_batch=lambda value: False),
-    "waits one iteration more": with_knob(batch_wait_timeout_iters=lambda value: value + 1),
-    "waits one millisecond more": with_knob(batch_wait_timeout_ms=lambda value: value + 1),
-}
-
-
-@pytest.mark.parametrize("fault", sorted(FAULTS))
-def test_seeded_fault_is_noticed(fault):
-    assert noticed("tensorrt_llm", FAULTS[fault])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [
-        ("blocks_for", lambda tokens, size: tokens // size),
-        ("first_come", lambda want, capacity, unit: jnp.clip(
-            capacity - (jnp.cumsum(want) - want), 0, want)),
-    ],
-    ids=["blocks rounded down", "chunks of any length"],
-)
-def test_further_seeded_fault_is_noticed(name, wrong):
-    assert noticed("tensorrt_llm", with_rules((MODULE, name, wrong)))
-
-
-def test_an_older_prompt_that_could_not_start_yet_makes_a_younger_one_leave():
-    """Request 1 needs a whole chunk unit, request 2 does not and starts before it."""
-    late = case(
-        [(0, 7, 10), (0, 16, 2), (5, 5, 6)], 10, block_size=4, max_num_tokens=8, chunk_unit_size=8,
-        context_chunking_policy="EQUAL_PROGRESS", **CHUNKS, **EVICTS,
-    )
-    log = array_log(late)
-    assert mismatch(log, oracle_log(late)) is None
-    assert starts(log)[2] < starts(log)[1]
-    assert [entry.preempted for entry in log if entry.preempted] == [(2,)]
-    by_start = with_rules((MODULE, "_by_arrival", lambda rows, line: line))
-    assert mismatch(array_log(late, by_start(late.policy())), oracle_log(late)) is not None
