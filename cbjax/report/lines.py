@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from cbjax.report.format import short_label
-from cbjax.report.style import LINE_STYLES, policy_colour
+from cbjax.report.style import line_styles
 
 LOAD = "workload.arrivals."
 
@@ -59,17 +59,16 @@ def lines_of(rows: pl.DataFrame, setting: str) -> list[Line]:
         for label, policy in rows.select("label", "policy").iter_rows()
     ]
     named = rows.with_columns(_line=pl.Series(names))
-    lines, dashes = [], dict[str, int]()
-    for (label,), group in named.group_by("_line", maintain_order=True):
+    groups = named.partition_by("_line", maintain_order=True)
+    styles = line_styles([group["policy"][0] for group in groups])
+    lines = []
+    for group, style in zip(groups, styles, strict=True):
         means = group.group_by(setting).agg(
             pl.col(column).mean() for column, kind in group.schema.items()
             if kind.is_numeric() and column != setting
         ).drop_nulls(setting).sort(setting)
-        colour = policy_colour(group["policy"][0])
-        number = dashes[colour] = dashes.get(colour, -1) + 1
-        style = {"color": colour, "linestyle": LINE_STYLES[number % len(LINE_STYLES)]}
         at = means[setting].cast(pl.Float64).to_numpy()
-        lines.append(Line(str(label), setting, at, means, style))
+        lines.append(Line(group["_line"][0], setting, at, means, style))
     return lines
 
 
