@@ -31,7 +31,7 @@ def draw_latencies(runs: Sequence[Run]) -> Figure:
     with house_style():
         figure = new_figure(11.0, 3.6 + 0.22 * (1 + (len(runs) - 1) // 4))
         axes = figure.subplots(1, len(PANELS), sharey=True)
-        styles = line_styles(runs)
+        styles = line_styles([run.policy for run in runs])
         for axis, (name, title, share) in zip(axes, PANELS, strict=True):
             for run, sample, style in zip(runs, samples, styles, strict=True):
                 _draw(axis, np.sort(sample[name]), label=safe(run.label), **style)

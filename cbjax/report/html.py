@@ -74,7 +74,7 @@ def _same_and_different(
     differ = [name for name in names if len({repr(one.get(name)) for one in settings}) > 1]
     first = settings[0]
     return {
-        "same": {title(name): _text(first[name]) for name in names if name not in differ},
+        "same": {title(name): _text(first.get(name)) for name in names if name not in differ},
         "columns": [title(name) for name in differ],
         "rows": [[_text(one.get(name)) for name in differ] for one in settings],
     }

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from cbjax.report.format import short_label
-from cbjax.report.style import LINE_STYLES, VARIANT_COLOURS, policy_colour
+from cbjax.report.style import line_styles
 
 LOADS = ("workload.arrivals.rate", "workload.arrivals.concurrency")
 
@@ -44,7 +44,7 @@ class Line:
 
 
 def lines_of(rows: pl.DataFrame, setting: str) -> list[Line]:
-    """Group runs into lines; where all are of one policy, colours tell its variants apart.
+    """Group runs into lines.
 
     Args:
         rows: from `collect_runs`.
@@ -59,33 +59,11 @@ def lines_of(rows: pl.DataFrame, setting: str) -> list[Line]:
         for label, policy in rows.select("label", "policy").iter_rows()
     ]
     named = rows.with_columns(_line=pl.Series(names))
-    lines: list[Line] = []
-    dashes = dict[str, int]()
-    of_one_policy = rows["policy"].n_unique() == 1 and named["_line"].n_unique() > 1
-    for (label,), group in named.group_by("_line", maintain_order=True):
+    groups = named.partition_by("_line", maintain_order=True)
+    styles = line_styles([group["policy"][0] for group in groups])
+    lines = []
+    for group, style in zip(groups, styles, strict=True):
         means = group.group_by(setting).agg(
             pl.col(column).mean() for column, kind in group.schema.items()
             if kind.is_numeric() and column != setting
         ).drop_nulls(setting).sort(setting)
-        colour = policy_colour(group["policy"][0])
-        if of_one_policy:
-            colour = VARIANT_COLOURS[len(lines) % len(VARIANT_COLOURS)]
-        number = dashes[colour] = dashes.get(colour, -1) + 1
-        style = {"color": colour, "linestyle": LINE_STYLES[number % len(LINE_STYLES)]}
-        at = means[setting].cast(pl.Float64).to_numpy()
-        lines.append(Line(str(label), setting, at, means, style))
-    return lines
-
-
-def _with_setting(rows: pl.DataFrame, setting: str) -> pl.DataFrame:
-    """The rows with the setting as a column of numbers.
-
-    An alias, such as the budget, became a knob of each policy; what it was is in the label.
-    """
-    if setting in rows.columns and rows[setting].dtype.is_numeric():
-        return rows
-    leaf = setting.rpartition(".")[2]
-    values = rows["label"].str.extract(rf"(?:^|, ){leaf}=([0-9.]+)").cast(pl.Float64)
-    if values.null_count():
-        raise ValueError(f"{setting!r} is not a setting with numbers of these runs")
-    return rows.with_columns(values.alias(setting))

@@ -32,6 +32,10 @@ NOTE = (
     "stretches of its requests, which says nothing about other workloads. "
     f"'{UNKNOWN}' needs several seeds."
 )
+UNJUDGED = (
+    "Whether these differences are more than chance cannot be told from one seed and so few "
+    "requests: repeat with several seeds, e.g. seed=range(6)."
+)
 SCHEMA = {
     "against": pl.String, "setting": pl.String, "metric": pl.String, "first": pl.Float64,
     "this": pl.Float64, "difference": pl.Float64, "low": pl.Float64, "high": pl.Float64,
@@ -81,6 +85,8 @@ def paired_tables(differences: pl.DataFrame, most: int | None = None) -> list[Re
     """
     if differences.is_empty():
         return []
+    if not differences["low"].count():
+        return [UNJUDGED]
     shown = differences if most is None else differences.head(most)
     groups = shown.group_by("against", maintain_order=True)
     tables: list[RenderableType] = [_table(first, group) for (first,), group in groups]
@@ -179,6 +185,9 @@ def _values(
     metric: str, first: Mapping[str, Any], other: Mapping[str, Any], both: pl.DataFrame | None
 ) -> tuple[float, float, np.ndarray | None] | None:
     """A metric under both settings at one seed, and the mean differences of its stretches."""
+    earlier, later = first.get(metric), other.get(metric)
+    if earlier is None or later is None:
+        return None  # not measured, such as the gaps of whole answers
     name, _, statistic = metric.partition(".")
     if statistic and both is not None:
         known = both.drop_nulls([name, f"{name}_right"])
@@ -188,8 +197,7 @@ def _values(
         reduce = STATISTICS[statistic]
         stretches = batch_means(after - before) if statistic == "mean" else None
         return float(reduce(before)), float(reduce(after)), stretches
-    earlier, later = first.get(metric), other.get(metric)
-    return None if earlier is None or later is None else (earlier, later, None)
+    return earlier, later, None
 
 
 def _latencies(folder: str) -> pl.DataFrame | None:

@@ -1,13 +1,15 @@
 """One look for every figure: sizes, fonts, and colours that mean the same thing everywhere.
 
-Colours are those of Okabe and Ito, which people with the common kinds of colour blindness can tell
-apart. A policy keeps its colour in every figure; what a request is doing has its own fixed colours.
+Colours are those of Okabe and Ito, and more chosen to be as far from them and from one another, for
+people with the common kinds of colour blindness as for others. A policy keeps its colour in every
+figure that has others beside it; what a request is doing has its own fixed colours.
 """
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,6 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from cbjax.results import Run
-
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
 GREY, LIGHT_GREY, PALE = "#666666", "#C8C8C8", "#EFEFEF"
@@ -31,14 +31,18 @@ POLICY_COLOURS: Mapping[str, str] = {
     "static ragged": ORANGE,
     "orca": PURPLE,
     "vllm": BLUE,
+    "vllm_v0": "#5A00F0",
     "sglang": GREEN,
     "sarathi": SKY,
-    "tensorrt_llm": "#5B8C1A",
-    "tgi": "#8C5109",
-    "transformers": "#B8A800",
-    "triton": "#7A3E9D",
+    "tensorrt_llm": "#5A783C",
+    "tgi": "#5A0F00",
+    "transformers": "#E1C369",
+    "triton": "#4B0087",
     "llama_cpp": BLACK,
+    "ollama": "#784B78",
 }
+# Of policies that are not listed, such as a user's own.
+OTHER_COLOURS = ("#A55AFF", "#96D296", "#FF004B", "#4B004B", "#2D3C3C", "#A50F00")
 FORMATS, KNOWN_FORMATS = ("png",), ("png", "svg", "pdf")
 UNDATED: Mapping[str, Mapping[str, None]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 # Variants of one policy, where no other is beside them.
@@ -133,19 +137,27 @@ def save_as(figure: Figure, path: Path, formats: Sequence[str] = FORMATS) -> lis
 
 
 def policy_colour(policy: str) -> str:
-    """The colour of a policy; one not listed above gets a fixed colour by its name."""
+    """The colour of a policy; one not listed above gets another, fixed by its name."""
     if policy in POLICY_COLOURS:
         return POLICY_COLOURS[policy]
-    choices = sorted(set(POLICY_COLOURS.values()))
-    return choices[hashlib.sha256(policy.encode()).digest()[0] % len(choices)]
+    place = hashlib.sha256(policy.encode()).digest()[0]
+    return OTHER_COLOURS[place % len(OTHER_COLOURS)]
 
 
-def line_styles(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Colour and dash per run: the policy's colour; runs of one colour differ in their dashes."""
+def line_styles(policies: Sequence[str]) -> list[dict[str, Any]]:
+    """Colour and dash per line: the policy's colour; lines of one colour differ in their dashes.
+
+    Where all lines are of one policy, colours tell them apart.
+
+    Args:
+        policies: of the lines, in the order of the study.
+    """
+    colours = [policy_colour(policy) for policy in policies]
+    if len(policies) > 1 and len(set(policies)) == 1:
+        colours = list(islice(cycle(VARIANT_COLOURS), len(policies)))
     seen: dict[str, int] = {}
     styles = []
-    for run in runs:
-        colour = policy_colour(run.policy)
+    for colour in colours:
         dash = LINE_STYLES[seen.get(colour, 0) % len(LINE_STYLES)]
         seen[colour] = seen.get(colour, 0) + 1
         styles.append({"color": colour, "linestyle": dash})

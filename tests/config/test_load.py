@@ -94,3 +94,9 @@ def test_the_config_holds_only_plain_values_in_dataclasses():
     assert {type(getattr(config, field.name)).__module__ for field in fields(config)} <= {
         "builtins", "cbjax.config.schema"
     }
+
+
+def test_an_experiment_knows_the_command_that_runs_it_again():
+    given = ["seats=2,3", "study.timeline=false", "results_dir=elsewhere", "force=true"]
+    again = "python -m cbjax.run +experiment=worked_example seats=2,3 study.timeline=false"
+    assert load(*given).command == again

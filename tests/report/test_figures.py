@@ -18,11 +18,10 @@ from cbjax.report import (
     draw_padding,
     draw_timeline,
     house_style,
-    policy_colour,
     save,
 )
 from cbjax.report.grid import grid_axes, is_full_grid
-from cbjax.report.style import POLICY_COLOURS, line_styles, safe
+from cbjax.report.style import safe
 from cbjax.results import collect_runs
 
 FIGURES = (draw_timeline, draw_latencies, draw_gaps, draw_occupancy, draw_padding)
@@ -198,16 +197,6 @@ def test_a_knob_of_some_policies_is_no_axis():
         "policy.name", "rate"
     ]
     assert not is_full_grid(table, ["policy.max_num_seqs", "rate"])
-
-
-def test_a_policy_keeps_its_colour_and_runs_of_one_policy_differ(runs):
-    styles = line_styles([*runs, runs[2]])
-    assert [style["color"] for style in styles[:3]] == [
-        POLICY_COLOURS[name] for name in ("static padded", "static ragged", "vllm")
-    ]
-    assert styles[2]["color"] == styles[3]["color"]
-    assert styles[2]["linestyle"] != styles[3]["linestyle"]
-    assert policy_colour("my_policy") == policy_colour("my_policy")
 
 
 def test_the_style_leaves_the_surroundings_alone():

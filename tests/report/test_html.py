@@ -120,3 +120,8 @@ def test_long_timelines_are_cut_and_say_so(runs, monkeypatch):
 def test_runs_without_a_schedule_have_no_timeline(runs):
     bare = replace(runs[0], tables=runs[0].tables.at_level("requests"))
     assert zoomable([bare]) is None
+
+
+def test_a_knob_that_only_some_have_and_that_is_unset_is_the_same(page, runs):
+    other = replace(runs[1], config={**runs[1].config, "knob": None})
+    assert "knob" in " ".join(page([runs[0], other]).text)

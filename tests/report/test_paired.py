@@ -9,7 +9,8 @@ from cbjax.report import paired_differences, paired_tables, plain_text
 from cbjax.results import collect_runs
 from tests.report.conftest import Batcher, make_run, mixed_requests
 
-ARMS = {"slow": {"base_s": 0.0044}, "same": {}, "blocks": {"num_blocks": 30}}
+ARMS = {"slow": {"base_s": 0.0044}, "same": {}, "blocks": {"num_blocks": 30},
+        "whole": {"static": True, "at_end": True, "num_blocks": 400}}
 
 
 @pytest.fixture
@@ -114,6 +115,19 @@ def test_a_run_without_requests_is_not_judged(study, tmp_path):
     (tmp_path / "slow" / "0" / "requests.parquet").unlink()
     found = paired_differences(rows)
     assert set(found["verdict"]) == {"cannot tell"} and found["low"].null_count() == len(found)
+
+
+def test_few_requests_of_one_seed_are_not_judged(study):
+    found = paired_differences(study(count=9))
+    assert set(found["verdict"]) == {"cannot tell"}
+    (said,) = paired_tables(found)
+    assert "seed=range(6)" in said
+
+
+def test_gaps_of_whole_answers_are_not_compared(study):
+    found = paired_differences(study(("first", "whole")))
+    assert "tpot_s.mean" not in found["metric"].to_list()
+    assert row(found, "whole", "e2e_s.mean")["verdict"] == "higher"
 
 
 def test_one_setting_has_nothing_to_be_compared_with(study):

@@ -21,7 +21,8 @@ def visible(folder) -> list[str]:
 
 
 def test_a_study_leaves_the_documented_files(tmp_path, files):
-    with open_study(tmp_path, "demo", CONFIG, swept=["kv.block_size"]) as study:
+    about = {"command": "python -m cbjax.run +experiment=demo"}
+    with open_study(tmp_path, "demo", CONFIG, swept=["kv.block_size"], about=about) as study:
         for block_size in (16, 32):
             config = {**CONFIG, "kv": {"block_size": block_size}}
             assert study.find_run(config, 0) is None
@@ -40,7 +41,7 @@ def test_a_study_leaves_the_documented_files(tmp_path, files):
         "summary.json",
     ]
     index = json.loads((study.path / "study.json").read_text())
-    assert index["swept"] == ["kv.block_size"]
+    assert index["swept"] == ["kv.block_size"] and index["command"] == about["command"]
     assert index["runs"] == [run.folder.name for run in runs]
     comparison = pl.read_parquet(study.path / "comparison.parquet")
     assert comparison["kv.block_size"].to_list() == [16, 32]
