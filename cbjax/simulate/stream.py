@@ -13,7 +13,7 @@ from cbjax.core import time
 from cbjax.core.inbox import Inbox, empty_inbox
 from cbjax.core.limits import Limits
 from cbjax.core.time import NANOSECONDS, Time
-from cbjax.workload import Workload, synthetic_token_ids
+from cbjax.workload import Workload, made_up_token_ids
 from cbjax.workload.records import is_token_ids
 
 _LAST = np.iinfo(np.int32).max
@@ -61,8 +61,7 @@ def stream_of(workload: Workload, limits: Limits, size: int | None = None) -> St
         token_ids = np.zeros((len(requests), limits.context), np.int32)
         for place, one in enumerate(requests):
             ids = one.prompt if one.prompt is not None and is_token_ids(one.prompt) else (
-                synthetic_token_ids(workload.seed, one.request_id, one.prompt_tokens or 0,
-                                    VOCABULARY)
+                made_up_token_ids(workload.seed, one, VOCABULARY)
             )
             ids = ids[: limits.context]
             token_ids[place, : len(ids)] = ids

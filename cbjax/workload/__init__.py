@@ -28,7 +28,7 @@ from cbjax.workload.shaping import (
     with_arrivals,
 )
 from cbjax.workload.streams import Stream, generator
-from cbjax.workload.tokens import synthetic_token_ids, tokenise_workload
+from cbjax.workload.tokens import made_up_token_ids, synthetic_token_ids, tokenise_workload
 from cbjax.workload.trace import Trace, trace_of_columns
 
 __all__ = [
@@ -58,6 +58,7 @@ __all__ = [
     "draw_lengths",
     "first",
     "generator",
+    "made_up_token_ids",
     "make_sessions",
     "make_workload",
     "merge",

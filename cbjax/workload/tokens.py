@@ -39,6 +39,24 @@ def synthetic_token_ids(
     return around(drawn, vocab_size, excluded_ids)
 
 
+def made_up_token_ids(
+    seed: int, request: WorkloadRequest, vocab_size: int, excluded_ids: Sequence[int] = ()
+) -> tuple[int, ...]:
+    """Token ids of a prompt without a text: those of its segments, if it shares any, else its own.
+
+    Args:
+        seed: the seed of the workload.
+        request: its prompt is None.
+        vocab_size: V; ids are below it.
+        excluded_ids: never drawn, such as end-of-sequence ids.
+    """
+    if request.segments is not None:
+        return segment_token_ids(seed, request.segments, vocab_size, excluded_ids)
+    return synthetic_token_ids(
+        seed, request.request_id, request.prompt_tokens or 0, vocab_size, excluded_ids
+    )
+
+
 def tokenise_workload(
     workload: Workload,
     tokenizer: Encoder,
@@ -51,13 +69,8 @@ def tokenise_workload(
     def tokenised(request: WorkloadRequest) -> WorkloadRequest:
         prompt = request.prompt
         ids: tuple[int, ...]
-        if prompt is None and request.segments is not None:
-            ids = segment_token_ids(workload.seed, request.segments, vocab_size, excluded_ids)
-        elif prompt is None:
-            ids = synthetic_token_ids(
-                workload.seed, request.request_id, request.prompt_tokens or 0, vocab_size,
-                excluded_ids,
-            )
+        if prompt is None:
+            ids = made_up_token_ids(workload.seed, request, vocab_size, excluded_ids)
         elif isinstance(prompt, str):
             ids = tuple(tokenizer.encode(prompt))
         elif is_token_ids(prompt):

@@ -47,7 +47,7 @@ SMALL = {
         "workload.arrivals.rate=50", "model.max_length=224",
     ],
     "kv_block_size": [
-        "model=tiny", "ladder=single", "seats=2", "budget=16", "workload.num_requests=4",
+        "model=tiny", "seats=2", "budget=16", "workload.num_requests=4",
         "workload.arrivals.rate=50", "kv.block_size=4,64",
     ],
     "ladder_load": ["seats=4", "workload.num_requests=24", "workload.arrivals.rate=4"],

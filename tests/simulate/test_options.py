@@ -17,10 +17,12 @@ from cbjax.simulate import (
     loop,
     simulate,
     simulate_many,
+    stream_of,
     stream_of_columns,
 )
 from cbjax.simulate.book import COLUMNS
 from cbjax.simulate.results import tables
+from cbjax.workload import Arrivals, Lengths, Sessions, make_sessions, workload_from_trace
 
 POLICY = policies.vllm(max_num_batched_tokens=32, max_num_seqs=4)
 LIMITS = limits_for(POLICY, block_size=4, num_blocks=64, max_length=64, window=4, tables=False)
@@ -163,3 +165,14 @@ def test_a_hundred_thousand_requests_stream_through():
         spent[count] = (time.process_time() - begin) / done.turns
         assert np.all(column(done, "output_tokens") == np.asarray(stream.max_tokens)[:count])
     assert spent[100_000] < 1.5 * spent[10_000]
+
+
+def test_prompts_that_share_segments_share_their_tokens():
+    """A turn of a conversation begins with the turns before it, also for the simulator."""
+    talk = Sessions(Lengths("fixed", 2), Lengths("fixed", 5), Lengths("fixed", 4), system_tokens=6)
+    workload = workload_from_trace(make_sessions(talk, 1, Arrivals()), seed=0)
+    stream = stream_of(workload, replace(LIMITS, context=32))
+    first, second = stream.token_ids[:2]
+    assert stream.prompt[:2].tolist() == [11, 20]
+    assert first[:11].tolist() == second[:11].tolist()
+    assert len(set(second[:20].tolist())) > 15, "no other part is alike"
