@@ -11,7 +11,8 @@ without victims, waiting requests are admitted in the order wanted until the fir
     victim(view, want, budget)        -> Served: shares of the running rows, and who made room
 
 Ready-made ones are in `cbjax.core.parts`. A part with numbers is a `functools.partial`; the numbers
-become knobs of the policy, by their own names, so that they can be swept in one compiled program.
+become knobs of the policy, by their own names, so that they can be swept in one compiled program. A
+number that two parts have in common, with the same value, is one knob that both read.
 """
 
 from dataclasses import dataclass
@@ -45,8 +46,8 @@ def compose(
         name: the policy's name in tables and figures.
 
     Raises:
-        ValueError: a number is out of range, the budget is below the seats, two parts have a number
-            of the same name, or nobody makes room although blocks may run out.
+        ValueError: a number is out of range, the budget is below the seats, two parts give a number
+            of the same name different values, or nobody makes room although blocks may run out.
     """
     knobs: dict[str, Any] = dict(
         max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs
@@ -61,9 +62,12 @@ def compose(
     chosen = []
     for part in (order, admit, chunk, victim):
         function, numbers = _split(part)
-        for knob in numbers:
-            if knob in knobs:
-                raise ValueError(f"{knob} is a number of two parts: rename one of them")
+        for knob, value in numbers.items():
+            if knobs.get(knob, value) != value:
+                raise ValueError(
+                    f"{knob} = {value!r} in one part and {knobs[knob]!r} in another: give both the "
+                    "same value to share the knob, or rename one of them"
+                )
         knobs |= numbers
         chosen.append(_Part(function, tuple(numbers)))
     if victim is parts.none and admit is not parts.reserves_output:

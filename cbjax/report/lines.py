@@ -67,3 +67,20 @@ def lines_of(rows: pl.DataFrame, setting: str) -> list[Line]:
             pl.col(column).mean() for column, kind in group.schema.items()
             if kind.is_numeric() and column != setting
         ).drop_nulls(setting).sort(setting)
+        at = means[setting].cast(pl.Float64).to_numpy()
+        lines.append(Line(group["_line"][0], setting, at, means, style))
+    return lines
+
+
+def _with_setting(rows: pl.DataFrame, setting: str) -> pl.DataFrame:
+    """The rows with the setting as a column of numbers.
+
+    An alias, such as the budget, became a knob of each policy; what it was is in the label.
+    """
+    if setting in rows.columns and rows[setting].dtype.is_numeric():
+        return rows
+    leaf = setting.rpartition(".")[2]
+    values = rows["label"].str.extract(rf"(?:^|, ){leaf}=([0-9.]+)").cast(pl.Float64)
+    if values.null_count():
+        raise ValueError(f"{setting!r} is not a setting with numbers of these runs")
+    return rows.with_columns(values.alias(setting))

@@ -140,7 +140,10 @@ def conditions(runs: Sequence[Run]) -> str:
 
 def plain_text(table: RenderableType, width: int = 120) -> str:
     """The table as text without colours, for a file."""
-    console = Console(width=width, no_color=True, color_system=None, legacy_windows=False)
+    console = Console(
+        width=width, no_color=True, color_system=None, legacy_windows=False,
+        force_jupyter=False,  # there it would show an empty output beside what it captures
+    )
     with console.capture() as captured:
         console.print(table)
     return captured.get()

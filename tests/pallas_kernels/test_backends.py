@@ -40,7 +40,7 @@ def arguments():
 
 
 def test_names_are_the_files_of_the_folder():
-    assert backends.names(PACKAGE) == ("reference", "tpu", "triton", "xla")
+    assert {"reference", "tpu", "triton", "xla"} <= set(backends.names(PACKAGE))
 
 
 def test_the_platform_decides(monkeypatch):

@@ -2,13 +2,14 @@
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cbjax import policies
-from cbjax.core import parts
+from cbjax.core import parts, victims
 from cbjax.core.compose import compose
 from cbjax.core.limits import system
 from cbjax.core.state import initial_state
@@ -226,6 +227,39 @@ def test_equal_parts_share_one_program():
     before = compilations()
     array_log(replace(case, knobs=PLAIN | dict(watermark=0.3, max_num_seqs=3)))
     assert compilations() == before
+
+
+def late_first(view, penalty):
+    return -penalty * view.rows.request
+
+
+def late_last(view, want, budget, penalty):
+    urgency = view.in_run_order(penalty * view.rows.request)
+    return victims.serve_in_turn(view, want, budget, urgency)
+
+
+def test_two_parts_share_a_number():
+    def of(first, second):
+        return compose(
+            order=partial(late_first, penalty=first), admit=parts.first_chunk_fits,
+            chunk=parts.fcfs_chunks, victim=partial(late_last, penalty=second),
+            max_num_batched_tokens=48, max_num_seqs=2,
+        )
+
+    assert of(1, 1).knobs["penalty"] == 1
+    case = ComposedCase("composed", PLAIN, 4, 10, 48, CROWD)
+    one, other = array_log(case, of(1, 1)), array_log(case, of(-1, -1))
+    assert one[0].new == (3, 2) and other[0].new == (0, 1)  # the order reads it
+    # The victim reads it: the later one of two goes, or the earlier one.
+    assert [entry.preempted for entry in one if entry.preempted][0] == (3,)
+    assert [entry.preempted for entry in other if entry.preempted][0] == (0,)
+    with pytest.raises(ValueError, match="penalty = 2 in one part and 1 in another"):
+        of(1, 2)
+    with pytest.raises(ValueError, match="max_num_seqs = 7"):
+        compose(
+            order=parts.arrival, admit=parts.first_chunk_fits, chunk=parts.fcfs_chunks,
+            victim=partial(late_last, max_num_seqs=7),
+        )
 
 
 def test_impossible_compositions_are_named():

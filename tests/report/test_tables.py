@@ -69,3 +69,12 @@ def test_numbers_and_titles():
     assert number(2.5, "preemptions") == "2.50"
     assert number(1234.5, "output_tokens_per_s") == "1,234"
     assert number(None, "ttft_s.p50") == "–"
+
+
+def test_text_for_a_file_shows_nothing_in_a_notebook(runs, monkeypatch):
+    """There the console would display what it captures, as an output without text."""
+    shown = []
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr("rich.jupyter.display", lambda *what: shown.append(what))
+    assert "vllm" in plain_text(comparison_table(runs))
+    assert not shown
