@@ -1,13 +1,14 @@
 """An experiment by its name: composed, checked, and spread into the cells of a study."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from hydra.core.override_parser.types import Override
 
-from cbjax.config.cells import CellPlan, plan_cells
+from cbjax.config.cells import CellPlan, plan_cells, sweep_values
 from cbjax.config.checks import run_config
-from cbjax.config.compose import Compose, composer, parse
+from cbjax.config.compose import Compose, composer, hydra_settings, parse
 from cbjax.config.errors import ConfigError, nearest
 from cbjax.config.paths import group_choices
 from cbjax.config.schema import RunConfig, StudyConfig
@@ -40,6 +41,9 @@ class Experiment:
         study: what to show.
         results_dir: where results go.
         force: redo finished runs.
+        isolate: a process for every run.
+        dry_run: nothing is to be run.
+        launcher: settings of the Hydra launcher that is to run the cells; empty: they run here.
     """
 
     name: str
@@ -48,6 +52,9 @@ class Experiment:
     study: StudyConfig
     results_dir: str = "results"
     force: bool = False
+    isolate: bool = False
+    dry_run: bool = False
+    launcher: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def swept(self) -> list[str]:
@@ -88,9 +95,22 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> Experiment:
     chosen = f"+experiment={name}"
     with composer() as compose:
         base = compose([chosen, *fixed])
-        plans = plan_cells(base.study, given)
+        launcher, sweeper = hydra_settings([chosen, *fixed])
+        seeds = range(base.seed, base.seed + base.repeats)
+        plans = plan_cells(_with_grid_of(sweeper, base.study), given, seeds)
+        if base.repeats > 1:
+            fixed = [_text(one) for one in parse(fixed) if one.key_or_group != "seed"]
         cells = tuple(_cell(plan, compose, [chosen, *plan.overrides, *fixed]) for plan in plans)
-    return Experiment(name, known[name], cells, base.study, base.results_dir, base.force)
+    return Experiment(
+        name, known[name], cells, base.study, base.results_dir, base.force, base.isolate,
+        base.dry_run, launcher,
+    )
+
+
+def _with_grid_of(sweeper: Mapping[str, Any], study: StudyConfig) -> StudyConfig:
+    """The study with the grid that its file wrote for Hydra's own sweeper, if it did."""
+    axes = {key: sweep_values(parse([f"{key}={value}"])[0]) for key, value in sweeper.items()}
+    return replace(study, grid={**axes, **study.grid})
 
 
 def _cell(plan: CellPlan, compose: Compose, overrides: Sequence[str]) -> Cell:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import polars as pl
 from matplotlib.figure import Figure
 from rich.console import Group, RenderableType
 
@@ -84,7 +85,7 @@ def draw_study(folder: str | Path) -> tuple[RenderableType, list[Path]]:
     index = json.loads((folder / "study.json").read_text(encoding="utf-8"))
     figures, title, names = folder / "figures", index["experiment"], index["runs"]
     figures.mkdir(exist_ok=True)
-    rows = collect_runs(folder)
+    rows = collect_runs(folder).filter(pl.col("error").is_null())
     axes = grid_axes(rows, index["swept"])
     table: RenderableType
     if is_full_grid(rows, axes):

@@ -7,7 +7,7 @@ from cbjax.results.fidelity import read_fidelity, write_fidelity
 from cbjax.results.hashing import identity_hash, plain, source_digest
 from cbjax.results.lock import FolderInUse
 from cbjax.results.runs import NotARun, Run, is_run, read_run, write_run
-from cbjax.results.store import Study, is_study, open_study
+from cbjax.results.store import Study, is_finished, is_study, open_study
 
 __all__ = [
     "FolderInUse",
@@ -19,6 +19,7 @@ __all__ = [
     "flatten",
     "has_capacity",
     "identity_hash",
+    "is_finished",
     "is_run",
     "is_study",
     "open_study",

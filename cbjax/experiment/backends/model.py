@@ -1,6 +1,5 @@
 """A model under the wall clock: the engine of this package."""
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +15,6 @@ from cbjax.metrics import Recorder
 from cbjax.workload import Workload, tokenise_workload
 
 CLOCKS: dict[str, Callable[[], Clock]] = {"wall": WallClock, "process": ProcessClock}
-# JAX keeps compiled programs for the life of the process, so only its first run starts cold.
-_served = itertools.count()
 
 
 def serve(
@@ -29,7 +26,6 @@ def serve(
         engine = _engine(config, shared, progress)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    fresh = next(_served) == 0
     compiled, model = engine.compile(progress), engine.model
     requests = tokenise_workload(
         workload, model.tokenizer, vocab_size=model.config.vocab_size,
@@ -50,7 +46,6 @@ def serve(
         "compile_s": round(compiled.seconds, 3),
         "compiles_after_start": engine.compilations_since_start,
         "cache_state": _cache_state(compiled.programs, compiled.cached),
-        "fresh_process": fresh,
         "num_blocks": engine.num_blocks,
         "weights": model.source_digest,
     })
