@@ -24,6 +24,7 @@ BELOW = {
     "cbjax.results": {"cbjax.metrics"},
     "cbjax.capacity": {"cbjax.metrics"},
     "cbjax.report": {"cbjax.hardware", "cbjax.metrics", "cbjax.results"},
+    "cbjax.collect": {"cbjax.metrics", "cbjax.report", "cbjax.results"},
     "cbjax.roofline": {"cbjax.config", "cbjax.hardware", "cbjax.report"},
     "cbjax.engine": {
         "cbjax.cache", "cbjax.core", "cbjax.models", "cbjax.policies", "cbjax.metrics",

@@ -152,8 +152,9 @@ def _spelled_out(overrides: Sequence[str]) -> list[str]:
 def _is_plain_value(override: Override) -> bool:
     """Whether it sets a value of the schema, and chooses, adds and deletes nothing."""
     key = override.key_or_group
-    plain = not (key.startswith("hydra") or override.is_add() or override.is_delete() or override.is_sweep_override())
-    return plain and key not in GROUPS
+    if key in GROUPS or key.startswith("hydra"):
+        return False
+    return not (override.is_add() or override.is_delete() or override.is_sweep_override())
 
 
 def _refuse_unknown(parsed: Sequence[Override]) -> None:

@@ -16,12 +16,13 @@ from cbjax.report import (
     conditions,
     estimates_table,
     grid_axes,
+    plain_text,
     study_table,
     view_tables,
 )
 from cbjax.results import has_capacity, read_capacity
 
-PROMPT_WIDTH = 200
+PROMPT_WIDTH, WIDEST = 200, 160
 
 
 def show_study(result: StudyResult, out: Callable[[Any], None]) -> None:
@@ -63,7 +64,7 @@ def show_study(result: StudyResult, out: Callable[[Any], None]) -> None:
 
 def show_estimates(cells: pl.DataFrame, out: Callable[[Any], None]) -> None:
     """Show what `estimate_cells` found: a row per cell, and their sum."""
-    out(estimates_table(cells))
+    out(plain_text(estimates_table(cells), width=WIDEST))
     left = cells.filter(~pl.col("finished"))
     seconds = left["seconds"]
     unknown = f" and {seconds.null_count()} cells of unknown length" if seconds.null_count() else ""

@@ -1,5 +1,6 @@
 """What a run leaves behind: identity, folders, files, and one table over many runs."""
 
+from cbjax.results.average import average_seeds, parts_of
 from cbjax.results.capacity import has_capacity, read_capacity, write_capacity
 from cbjax.results.collect import collect_runs, flatten
 from cbjax.results.environment import describe_environment
@@ -14,6 +15,7 @@ __all__ = [
     "NotARun",
     "Run",
     "Study",
+    "average_seeds",
     "collect_runs",
     "describe_environment",
     "flatten",
@@ -23,6 +25,7 @@ __all__ = [
     "is_run",
     "is_study",
     "open_study",
+    "parts_of",
     "plain",
     "read_capacity",
     "read_fidelity",

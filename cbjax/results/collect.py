@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from cbjax.results.hashing import NOT_PART_OF_IDENTITY
+from cbjax.results.hashing import NOT_PART_OF_IDENTITY, identity_hash
 from cbjax.results.runs import ERROR, SUMMARY, is_failure, is_run, read_settings
 
 # Facts of the machine that make timings incomparable when they differ.
@@ -31,6 +31,7 @@ def collect_runs(path: str | Path, swept: Sequence[str] | None = None) -> pl.Dat
 
         * `experiment`, `study_hash`, `run_hash`, `folder`, `label`, `policy`, `seed`, `backend`,
           `offered_rate`;
+        * `setting_hash`: the same for runs that differ in nothing but their seeds and labels;
         * `error`: why the run failed, and no metrics; null for a finished one;
         * one column per setting under its dotted name, e.g. `kv.block_size` (lists as JSON text);
         * one column per metric, its unit in its name, e.g. `ttft_s.p95`, `padding_fraction`,
@@ -78,6 +79,7 @@ FIXED_COLUMNS = {
     "seed": pl.Int64(),
     "backend": pl.String(),
     "offered_rate": pl.Float64(),
+    "setting_hash": pl.String(),
     "error": pl.String(),
     "differs": pl.Boolean(),
     "differing_keys": pl.List(pl.String()),
@@ -148,12 +150,18 @@ def _read_row(folder: Path, study: Mapping[str, Any]) -> _Row:
             "folder": str(folder),
             **told,
             "offered_rate": summary.get("offered_rate"),
+            "setting_hash": _setting_hash(config, environment),
             "error": summary.get("error"),
         },
         settings={_setting(name): value for name, value in flatten(counted).items()},
         facts=flatten(environment, "environment."),
         metrics=flatten(summary.get("metrics", {})),
     )
+
+
+def _setting_hash(config: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
+    settings = {key: value for key, value in config.items() if key != "seed"}
+    return identity_hash(settings, 0, str(environment.get("source")))
 
 
 def _setting(name: str) -> str:
