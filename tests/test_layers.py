@@ -50,6 +50,7 @@ ONLY_IN = {
     "rich": {"cbjax.report", "cbjax.run", "cbjax.parity", "cbjax.roofline"},
     "polars": {
         "cbjax.metrics", "cbjax.results", "cbjax.report", "cbjax.experiment", "cbjax.roofline",
+        "cbjax.collect",
         "cbjax.simulate", "cbjax.workload",
     },
     "flax": {"cbjax.models"},

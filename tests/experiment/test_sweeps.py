@@ -2,12 +2,14 @@
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
@@ -16,7 +18,8 @@ import yaml
 import cbjax
 from cbjax import run
 from cbjax.config import ConfigError, paths
-from cbjax.experiment import backends, estimate_cells
+from cbjax.experiment import backends, elsewhere, estimate_cells
+from cbjax.experiment.elsewhere import Task
 from cbjax.experiment.study import run_experiment
 from tests.experiment.test_command_line import COMMAND, _environment
 from tests.experiment.toy import toy
@@ -273,25 +276,41 @@ def test_a_notebooks_own_hydra_is_left_alone():
 
 
 @pytest.mark.slow
-def test_isolated_cells_have_fresh_processes_and_one_that_is_killed_fails_alone(tmp_path):
+def test_isolated_cells_have_fresh_processes(tmp_path):
     """hydra 2187: state leaked between the jobs of a process. The row says which it was."""
-    (tmp_path / "plain").mkdir()
-    inside = run_experiment(grid(tmp_path / "plain", "seats=2"))
+    inside = run_experiment(grid(tmp_path / "inside", "seats=2"))
     assert not any(one.environment["fresh_process"] for one in inside.runs[1:])
-    isolated = run_experiment(grid(tmp_path, "seats=2", "isolate=true"))
+    isolated = run_experiment(grid(
+        tmp_path / "isolated", "seats=2", "isolate=true", "model.max_length=32,null"
+    ))
     assert [one.environment["fresh_process"] for one in isolated.runs] == [True, True]
     assert [one.metrics for one in isolated.runs] == [one.metrics for one in inside.runs]
-    failing = run_experiment(grid(tmp_path, "kv.num_blocks=1,16", "kv.block_size=4",
-                                  "model.max_length=null,32", "seats=2", "isolate=true"))
-    assert len(failing.failed) == 2 and "model.max_length" in failing.failed[0].error
+    assert len(isolated.failed) == 2
+    assert isolated.failed[0].error.startswith("ConfigError: model.max_length = null")
+
+
+def test_an_isolated_cell_whose_process_is_killed_fails_alone(tmp_path, monkeypatch):
+    def process(command, *, input, env):
+        cell, study = pickle.loads(input)
+        if cell.label == "seats=2, block_size=4":
+            return SimpleNamespace(returncode=-signal.SIGKILL)
+        Task((cell,), study, False)(SimpleNamespace(cell=0))
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(elsewhere.subprocess, "run", process)
+    done = run_experiment(grid(tmp_path, "isolate=true"))
+    assert len(done.runs) == 3
+    [failed] = done.failed
+    assert failed.label == "seats=2, block_size=4" and "ended by SIGKILL" in failed.error
+    assert done.comparison["error"].drop_nulls().to_list() == [failed.error]
 
 
 @pytest.mark.slow
 def test_a_killed_sweep_goes_on_where_it_was(tmp_path):
     arguments = [
         "-m", "+experiment=worked_example", "policy=vllm", "seats=1,2", f"results_dir={tmp_path}",
-        "study.figures=none", "workload.requests.B.output_tokens=5,3000", "model.max_length=4000",
-        "kv.num_blocks=2000", "study.timeline=false",
+        "study.figures=none", "workload.requests.B.output_tokens=5,1000", "model.max_length=1200",
+        "kv.num_blocks=600", "study.timeline=false",
     ]
     process = subprocess.Popen(
         [*COMMAND, *arguments], env=_environment(), stdout=subprocess.DEVNULL
