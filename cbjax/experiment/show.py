@@ -59,6 +59,8 @@ def show_study(result: StudyResult, out: Callable[[Any], None]) -> None:
         found = f", {reused} found finished" if reused else ""
         wrong = f", {failed} failed" if failed else ""
         out(f"cells   {cells}{found}{wrong}")
+    if rows["setting_hash"].n_unique() < len(rows):
+        out(f"table   python -m cbjax.collect {result.folder} --to table.tex")
     out(f"results {result.folder}")
 
 
