@@ -1,6 +1,7 @@
-"""For all tests: no time limit per hypothesis example, no window, no program kept for too long."""
+"""For all tests: no time limit per hypothesis example, no window, programs kept on disk only."""
 
 import gc
+import os
 
 import jax
 import matplotlib
@@ -11,6 +12,15 @@ from hypothesis import settings
 settings.register_profile("cbjax", deadline=None, print_blob=True)
 settings.load_profile("cbjax")
 matplotlib.use("Agg")
+
+
+def pytest_configure(config):
+    """Files, processes and runs share compiled programs, in pytest's own cache."""
+    programs = os.environ.setdefault(
+        "JAX_COMPILATION_CACHE_DIR", str(config.cache.mkdir("compiled"))
+    )
+    jax.config.update("jax_compilation_cache_dir", programs)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
 @pytest.fixture(autouse=True, scope="module")

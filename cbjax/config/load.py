@@ -1,5 +1,6 @@
 """An experiment by its name: composed, checked, and spread into the cells of a study."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -44,6 +45,7 @@ class Experiment:
         isolate: a process for every run.
         dry_run: nothing is to be run.
         launcher: settings of the Hydra launcher that is to run the cells; empty: they run here.
+        command: what to type to run it again.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Experiment:
     isolate: bool = False
     dry_run: bool = False
     launcher: Mapping[str, Any] = field(default_factory=dict)
+    command: str = ""
 
     @property
     def swept(self) -> list[str]:
@@ -103,8 +106,14 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> Experiment:
         cells = tuple(_cell(plan, compose, [chosen, *plan.overrides, *fixed]) for plan in plans)
     return Experiment(
         name, known[name], cells, base.study, base.results_dir, base.force, base.isolate,
-        base.dry_run, launcher,
+        base.dry_run, launcher, command=_command(chosen, given),
     )
+
+
+def _command(chosen: str, given: Sequence[Override]) -> str:
+    """Where results go and whether they are redone does not change what is run."""
+    told = [_text(one) for one in given if one.key_or_group not in ("results_dir", "force")]
+    return shlex.join(["python", "-m", "cbjax.run", chosen, *told])
 
 
 def _with_grid_of(sweeper: Mapping[str, Any], study: StudyConfig) -> StudyConfig:

@@ -18,17 +18,20 @@ class KvConfig:
 
     `num_blocks` blocks; or room for `positions` token positions, whatever the block size; or
     `memory_fraction` of the free memory, which the engine measures, or of an accelerator's, which
-    the weights take their part of first.
+    the weights take their part of first. `swap_blocks` more lie on the host, for policies that move
+    a victim's KV there instead of computing it again.
     """
 
     block_size: int = 16
     num_blocks: int | None = None
     positions: int | None = None
     memory_fraction: float | None = None
+    swap_blocks: int = 0
 
     def __post_init__(self) -> None:
         for name, least in (("block_size", 1), ("num_blocks", 1), ("positions", self.block_size)):
             require_at_least(f"kv.{name}", getattr(self, name), least)
+        require_at_least("kv.swap_blocks", self.swap_blocks, 0)
         share = self.memory_fraction
         if share is not None and not 0 < share < 1:
             raise impossible("kv.memory_fraction", share, "give a share of free memory, 0 < x < 1")
@@ -232,14 +235,18 @@ class WorkloadConfig:
 class BackendConfig:
     """What serves the workload: a file of `cbjax/experiment/backends`.
 
-    `clock` is for `model`: "wall", or "process", the seconds that this process computes, where
-    others use the machine too. The rest is for `simulated`: `cost` names a cost model and gives its
-    numbers; `host_s`, `compile_s` and `padded` say what else costs time, see
-    `cbjax.simulate.simulate`.
+    Three are for `model`. `clock` is "wall", or "process", the seconds that this process computes,
+    where others use the machine too. `cold_compile` compiles every cell's programs anew, as a fresh
+    process without kept ones would. `time_attention` also measures the attention of a layer alone.
+
+    The rest is for `simulated`: `cost` names a cost model and gives its numbers; `host_s`,
+    `compile_s` and `padded` say what else costs time, see `cbjax.simulate.simulate`.
     """
 
     name: str = "model"
     clock: str = "wall"
+    cold_compile: bool = False
+    time_attention: bool = False
     cost: dict[str, Any] = field(default_factory=dict)
     host_s: float = 0.0
     compile_s: float = 0.0

@@ -35,7 +35,7 @@ class Blocks:
 
 def empty_blocks(
     rows: int, capacity: int, table: int, usable: Int[Array, ""], content: int = 0,
-    registers_ended: bool = True,
+    registers_ended: bool = True, free_order: str = "unregistered_first",
 ) -> Blocks:
     """A whole pool: `usable` free blocks of a capacity of N, tables of M for P rows.
 
@@ -49,7 +49,8 @@ def empty_blocks(
         ring=jnp.arange(capacity, dtype=jnp.int32),
         head=jnp.int32(0),
         free=jnp.int32(usable),
-        cache=empty_cache(rows, capacity, content, usable, registers_ended) if content else None,
+        cache=empty_cache(rows, capacity, content, usable, registers_ended, free_order)
+        if content else None,
     )
 
 

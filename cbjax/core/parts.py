@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from cbjax.core import rules, victims
@@ -17,6 +18,8 @@ from cbjax.core.reasons import LimitedBy
 from cbjax.core.view import View
 
 Part = Callable[..., Any]
+_PREDICTOR = 0  # seed of the predictor's errors
+_LONGEST = float(1 << 30)
 
 # --- order: keys per row, smallest first ---
 
@@ -29,6 +32,27 @@ def arrival(view: View):
 def shortest_prompt_first(view: View):
     """Fewest prompt tokens first; long prompts may starve."""
     return view.rows.prompt
+
+
+def shortest_answer_first(prediction_error: float = 0.0) -> Part:
+    """Fewest output tokens first, as a predictor sees them; long answers may starve.
+
+    The prediction is `max_tokens * exp(prediction_error * z)`: right in the median, with a standard
+    normal z that belongs to the request, the same in every iteration and run.
+
+    Args:
+        prediction_error: standard deviation of the prediction's logarithm; 0 = it is right.
+    """
+    if not prediction_error >= 0.0:
+        raise ValueError(f"prediction_error = {prediction_error}: give 0 or more")
+    return partial(_shortest_answer_first, prediction_error=prediction_error)
+
+
+def _shortest_answer_first(view: View, prediction_error):
+    key = jax.random.key(_PREDICTOR)
+    z = jax.vmap(lambda request: jax.random.normal(jax.random.fold_in(key, request)))
+    off = jnp.exp(prediction_error * z(view.rows.request))
+    return jnp.clip(view.rows.max_tokens * off, 0, _LONGEST).astype(jnp.int32)
 
 
 def priority(view: View):
@@ -123,6 +147,16 @@ def fewest_outputs(view: View, want, budget) -> victims.Served:
 def lowest_priority(view: View, want, budget) -> victims.Served:
     """Whoever has the greatest priority number makes room first."""
     return victims.serve_in_turn(view, want, budget, view.in_run_order(view.rows.priority))
+
+
+def longest_prompt(view: View, want, budget) -> victims.Served:
+    """Whoever has the longest prompt makes room first, whatever it has answered so far."""
+    return victims.serve_in_turn(view, want, budget, view.in_run_order(view.rows.prompt))
+
+
+def most_blocks(view: View, want, budget) -> victims.Served:
+    """Whoever holds the most blocks makes room first: the fewest victims, the dearest ones."""
+    return victims.serve_in_turn(view, want, budget, view.in_run_order(view.rows.held))
 
 
 def none(view: View, want, budget) -> victims.Served:

@@ -29,8 +29,9 @@ class Traits:
             "prefill_done" or "finish".
         registers_ended: what a request computed is registered when it ends, as far as the policy
             has not done so.
-        free_order: order in which a released sequence's blocks are handed out again:
-            "tail_first".
+        free_order: which free block is handed out first under prefix sharing: one that cannot be
+            found again ("unregistered_first") or the one freed longest ago ("oldest_first"). Of one
+            sequence the last block always comes first.
         lag: iterations that the schedule runs ahead of the results, 0 or 1. With 1, a request that
             ended is seen as running in one more iteration and may be granted a token for nothing.
         drops_in_flight: with lag, a preempted request loses the token of the iteration under way
@@ -45,7 +46,7 @@ class Traits:
     shares: bool = False
     register_at: str = "compute"
     registers_ended: bool = True
-    free_order: str = "tail_first"
+    free_order: str = "unregistered_first"
     lag: int = 0
     drops_in_flight: bool = False
     restarts_outputs: bool = False
@@ -56,7 +57,7 @@ class Traits:
         allowed = {
             "deliver_at": ("token", "batch_end"),
             "register_at": ("schedule", "compute", "prefill_done", "finish"),
-            "free_order": ("tail_first",),
+            "free_order": ("unregistered_first", "oldest_first"),
             "lag": (0, 1),
         }
         for name, values in allowed.items():

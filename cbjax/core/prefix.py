@@ -37,10 +37,12 @@ class Cache:
     # number, one that was aborted its negative: these it left behind.
     entered: Int[Array, "P"]
     registers_ended: bool = field(metadata={"static": True})  # see Traits
+    free_order: str = field(metadata={"static": True})
 
 
 def empty_cache(
-    rows: int, capacity: int, content: int, usable: Int[Array, ""], registers_ended: bool = True
+    rows: int, capacity: int, content: int, usable: Int[Array, ""], registers_ended: bool = True,
+    free_order: str = "unregistered_first",
 ) -> Cache:
     """Nothing registered; `usable` of N blocks free, handed out from block 0 on."""
     blocks = jnp.arange(capacity + 1, dtype=jnp.int32)
@@ -53,7 +55,7 @@ def empty_cache(
         heads=jnp.full(1 << (2 * capacity - 1).bit_length(), NONE, jnp.int32),
         newer=jnp.full(capacity, NONE, jnp.int32), older=jnp.full(capacity, NONE, jnp.int32),
         before=before, after=after, entered=jnp.zeros(rows, jnp.int32),
-        registers_ended=registers_ended,
+        registers_ended=registers_ended, free_order=free_order,
     )
 
 
@@ -176,10 +178,11 @@ def unlink(cache: Cache, block: Int[Array, ""]) -> Cache:
 
 
 def link(cache: Cache, block: Int[Array, ""]) -> Cache:
-    """Put a block into the free list: a registered one at the end, any other at the front."""
+    """Put a block into the free list: a registered one at the end, others by `free_order`."""
     ring = cache.newer.shape[0]
-    before = jnp.where(cache.registered[block], cache.before[ring], ring)
-    after = jnp.where(cache.registered[block], ring, cache.after[ring])
+    at_end = cache.registered[block] | (cache.free_order == "oldest_first")
+    before = jnp.where(at_end, cache.before[ring], ring)
+    after = jnp.where(at_end, ring, cache.after[ring])
     return replace(
         cache,
         before=cache.before.at[block].set(before).at[after].set(block),

@@ -62,6 +62,7 @@ class Offer:
     extra: Any = ()
     blocks: Int[Array, ""] | None = None  # blocks it takes, if not those that `kv_tokens` lack
     take: Callable[[Any], Any] | None = None  # what becomes of `Queue.extra` if it is admitted
+    passes: Bool[Array, ""] | bool = False  # if it is not admitted, the next one is asked
 
 
 def admit_in_order(
@@ -69,6 +70,8 @@ def admit_in_order(
     open_: Bool[Array, "*P"] | bool, order: Int[Array, "P"] | tuple[Int[Array, "P"], ...] = (),
 ) -> Queue:
     """Admit waiting rows one by one until the first that may not (head-of-line blocking).
+
+    A row whose offer `passes` does not block those behind it.
 
     Args:
         view: the table.
@@ -103,6 +106,7 @@ def admit_in_order(
             jnp.where(queue.budget <= 0, int(LimitedBy.BUDGET), answer.limited_by),
         ).astype(jnp.int32)
         takes = limited_by == LimitedBy.QUEUE_EMPTY
+        goes_on = takes | (answer.passes & (queue.seats > 0) & (queue.budget > 0))
         grant = jnp.where(takes, answer.grant, 0)
         if answer.take is not None:
             extra = when(takes, answer.take, queue.extra)
@@ -123,7 +127,7 @@ def admit_in_order(
             extra=extra,
         )
         keys = keys.at[row].set(last)
-        return queue, keys, next_in_line(keys), takes
+        return queue, keys, next_in_line(keys), goes_on
 
     keys = jnp.where(view.waiting & open_, view.rows.queue_order, last)
     queue, *_ = lax.while_loop(

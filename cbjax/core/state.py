@@ -79,6 +79,7 @@ def _empty(limits: Limits, system: System, carried: Any, traits: Traits) -> Stat
         blocks=empty_blocks(
             limits.rows, limits.blocks, limits.blocks_per_sequence, system.num_blocks,
             limits.cached_tokens if traits.shares else 0, traits.registers_ended,
+            traits.free_order,
         ),
         token_ids=jnp.zeros((limits.rows, limits.context), jnp.int32),
         system=system,

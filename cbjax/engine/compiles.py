@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 _COMPILE = "/jax/core/compile/backend_compile_duration"
 _CACHE_HIT = "/jax/compilation_cache/cache_hits"
@@ -74,3 +75,20 @@ def keep_compiled_programs(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+@contextlib.contextmanager
+def compiling_anew() -> Iterator[None]:
+    """Inside, every program is compiled: those of this process are dropped, kept ones not read."""
+    before = jax.config.values["jax_enable_compilation_cache"]
+
+    def use_kept(enabled: bool) -> None:
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        compilation_cache.reset_cache()  # otherwise jax goes by what it found at first
+
+    jax.clear_caches()
+    use_kept(False)
+    try:
+        yield
+    finally:
+        use_kept(before)

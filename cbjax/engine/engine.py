@@ -55,6 +55,7 @@ class Engine:
         *,
         policy: Policy | None = None,
         num_blocks: int | None = None,
+        swap_blocks: int = 0,
         block_size: int = 16,
         max_length: int | None = None,
         dtype: str = "float32",
@@ -73,6 +74,7 @@ class Engine:
             policy: by default `policies.vllm(max_num_batched_tokens=256, max_num_seqs=32)`.
             num_blocks: KV blocks; by default what `kv_memory_fraction` of the free memory holds, at
                 most what full seats of longest sequences would use.
+            swap_blocks: KV blocks on the host for what a policy swaps out; used by those that swap.
             block_size: token positions per KV block.
             max_length: most tokens of a sequence; by default the model's, where the pool holds it.
             dtype: of the KV cache, "float32" or "bfloat16".
@@ -109,11 +111,11 @@ class Engine:
         self.ladder.choose(self.limits.tokens, self.limits.seats)
         self.system = system(
             self.limits, block_size=block_size, num_blocks=self.num_blocks,
-            max_length=self.max_length,
+            max_length=self.max_length, swap_blocks=swap_blocks,
         )
         self.executor: ModelExecutor = model_executor(
             model, rows=self.limits.rows, num_blocks=self.num_blocks, block_size=block_size,
-            dtype=dtype, attention=attention,
+            dtype=dtype, attention=attention, swaps=swap_blocks > 0,
         )
         self.clock: Clock = WallClock()
         self.scheduler = Loop(

@@ -66,6 +66,9 @@ class Executor(Protocol):
     def place(self, request_id: int, row: int) -> None:
         """A request took a row."""
 
+    def move(self, state: State, host_plan: Plan) -> None:
+        """Take the KV of swapped rows to the host, or back, before anything is written."""
+
     def execute(self, state: State, plan: Plan, host_plan: Plan, rung: Rung):
         """Tokens `[P]` and whether each ends its request `[P]`, on the host."""
 
@@ -167,6 +170,8 @@ class Loop:
         total = int(host.scheduled_tokens) + int(host.extra_tokens)
         self._notice_stall(host, total, bool(entered or refused or aborted))
         start = end = self.clock.now()
+        if host.swapped_out.any() or host.swapped_in.any():
+            self.executor.move(self.state, host)
         emitted, rung = None, None
         if total or self._ending:
             rung = self.ladder.rungs[self.ladder.choose(total, int(host.num_sequences))]

@@ -24,6 +24,7 @@ from cbjax.engine.sampling import (
     sample,
     stack_sampling,
 )
+from cbjax.engine.swap import HostPool
 from cbjax.models import LoadedModel, ModelConfig, Weights, forward
 from pallas_kernels import storage
 from pallas_kernels.kv_write.api import new_kv_cache
@@ -96,6 +97,7 @@ class ModelExecutor:
     attention: str | None
     params: SamplingParams
     samplings: dict[int, Sampling]  # by request
+    host: HostPool | None  # None where the system swaps nothing
 
     def place(self, request_id: int, row: int) -> None:
         """Write the request's sampling settings into its row."""
@@ -105,6 +107,11 @@ class ModelExecutor:
         )
         for column, value in zip(jax.tree.leaves(self.params), jax.tree.leaves(one), strict=True):
             column[row] = value[0]
+
+    def move(self, state: State, host_plan: Plan) -> None:
+        """Take KV to the host or back."""
+        assert self.host is not None
+        self.keys, self.values = self.host.move(self.keys, self.values, state, host_plan)
 
     def execute(self, state: State, plan: Plan, host_plan: Plan, rung: Rung):
         """Compute the plan's tokens; returns them once they are on the host."""
@@ -132,13 +139,17 @@ class ModelExecutor:
             if progress:
                 progress(f"compiling {rung}", done, len(runs))
             jax.block_until_ready(self._run(state, idle, rung, greedy_only))
+        if self.host is not None:
+            self.keys, self.values = self.host.warm_up(
+                self.keys, self.values, state.blocks.tables.shape[1]
+            )
         if progress:
             progress("compiled", len(runs), len(runs))
 
 
 def model_executor(
     model: LoadedModel, *, rows: int, num_blocks: int, block_size: int, dtype: str,
-    attention: str | None,
+    attention: str | None, swaps: bool = False,
 ) -> ModelExecutor:
     """An executor with an empty KV cache of `num_blocks` blocks of `block_size` positions."""
     config = model.config
@@ -148,7 +159,9 @@ def model_executor(
     params = stack_sampling(
         [None] * rows, model.tokenizer.eos_ids, max_stop_ids=_MAX_STOP_IDS
     )
-    return ModelExecutor(model, rows, keys, values, attention, params, {})
+    return ModelExecutor(
+        model, rows, keys, values, attention, params, {}, HostPool() if swaps else None
+    )
 
 
 def bytes_per_block(config: ModelConfig, block_size: int, dtype: str) -> int:

@@ -31,6 +31,9 @@ class _NoModel:
     def place(self, request_id: int, row: int) -> None:
         """Nothing depends on the row."""
 
+    def move(self, state: State, host_plan: Plan) -> None:
+        """There is no KV to move."""
+
     def execute(self, state: State, plan: Plan, host_plan: Plan, rung: Rung):
         """Arbitrary tokens, none of which ends its request."""
         self.clock.tick()
@@ -67,8 +70,9 @@ class _UnitServer:
 
 def serve_with_unit_clock(
     policy: Policy, workload: Workload, recorder: Recorder, *, block_size: int = 1,
-    num_blocks: int, max_length: int, iteration_tokens: int | None = None, window: int = 64,
-    rungs: Ladder | None = None, debug: bool = False, progress: Progress | None = None,
+    num_blocks: int, max_length: int, swap_blocks: int = 0, iteration_tokens: int | None = None,
+    window: int = 64, rungs: Ladder | None = None, debug: bool = False,
+    progress: Progress | None = None,
 ) -> None:
     """Serve a workload whose iterations take one second each.
 
@@ -76,7 +80,7 @@ def serve_with_unit_clock(
         policy: decides.
         workload: requests need `prompt_tokens`; prompts themselves are not read.
         recorder: receives every event.
-        block_size, num_blocks, max_length: the system.
+        block_size, num_blocks, max_length, swap_blocks: the system.
         iteration_tokens: most tokens of an iteration; by default the policy's budget, else
             `max_length`.
         window: waiting requests that the policy sees.
@@ -94,7 +98,10 @@ def serve_with_unit_clock(
     clock = UnitClock()
     loop = Loop(
         policy, limits,
-        system(limits, block_size=block_size, num_blocks=num_blocks, max_length=max_length),
+        system(
+            limits, block_size=block_size, num_blocks=num_blocks, max_length=max_length,
+            swap_blocks=swap_blocks,
+        ),
         rungs or ladder(limits.tokens, limits.seats), _NoModel(clock), clock, debug=debug,
     )
     serve(_UnitServer(loop, clock), workload, recorder, progress)

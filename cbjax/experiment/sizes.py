@@ -9,10 +9,11 @@ from cbjax.engine.sizing import limits_for
 
 
 def sizes_of(config: RunConfig) -> dict[str, Any]:
-    """Block size, pool, window and tokens of an iteration, as keyword arguments."""
+    """Block size, pools, window and tokens of an iteration, as keyword arguments."""
     return {
         "block_size": config.kv.block_size,
         "num_blocks": config.kv.blocks,
+        "swap_blocks": config.kv.swap_blocks,
         "iteration_tokens": config.iteration_tokens,
         "window": config.window,
     }

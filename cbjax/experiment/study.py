@@ -77,6 +77,7 @@ def run_experiment(
         experiment.results_dir, experiment.name, study_settings(experiment),
         seed=cells[0].config.seed, swept=swept, views=experiment.study.views,
         force=experiment.force,
+        about={"description": experiment.description, "command": experiment.command},
     ) as study:
         if study.finished:
             reused = [cell.label for cell in cells]

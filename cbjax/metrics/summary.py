@@ -96,6 +96,9 @@ def summarise(
         "swaps": int(arrived["swaps"].sum()),
         "recomputed_tokens": int(arrived["recomputed_tokens"].sum()),
         "cached_prompt_tokens": int(arrived["cached_prompt_tokens"].sum()),
+        "cached_fraction": share(
+            total(arrived["cached_prompt_tokens"]), total(arrived["prompt_tokens"])
+        ),
         "recomputed_fraction": recomputed_fraction(arrived),
         "lost_fraction": share(len(arrived) - counts["completed"], len(arrived)),
         "queue_growth": None if stability is None else stability.growth,

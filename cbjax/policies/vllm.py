@@ -6,6 +6,7 @@ Then, in an iteration that preempted nothing, waiting requests are admitted unti
 does not fit. Rules as of vLLM 0.32.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,8 @@ from cbjax.core.reasons import LimitedBy
 from cbjax.core.sharing import Shared
 from cbjax.core.steady import while_nobody_can_enter
 from cbjax.core.view import View
+
+ORDERS = ("fcfs", "priority")
 
 
 def vllm(
@@ -54,20 +57,7 @@ def vllm(
 
     Source: vLLM 0.32, `vllm/v1/core/sched/scheduler.py`; recorded decisions of that release.
     """
-    require_positive(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
-    if max_num_batched_tokens < max_num_seqs:
-        raise ValueError(
-            f"max_num_batched_tokens = {max_num_batched_tokens} is below max_num_seqs = "
-            f"{max_num_seqs}: a full batch of decodes would not fit; raise the budget or lower the "
-            "seats"
-        )
-    if policy not in _DECIDE:
-        raise ValueError(f"policy = {policy!r}: choose one of {sorted(_DECIDE)}")
-    if long_prefill_token_threshold < 0:
-        raise ValueError(
-            f"long_prefill_token_threshold = {long_prefill_token_threshold}: give 0 for no bound, "
-            "or a number of tokens"
-        )
+    check(max_num_batched_tokens, max_num_seqs, long_prefill_token_threshold, policy)
     if not 0.0 <= watermark < 1.0:
         raise ValueError(f"watermark = {watermark}: give a share of the blocks, 0 <= share < 1")
     knobs = dict(
@@ -79,13 +69,37 @@ def vllm(
         watermark=watermark,
     )
     return Policy(
-        knobs=knobs, name="vllm", init=_init, decide=_DECIDE[policy], seats="max_num_seqs",
-        budget="max_num_batched_tokens", steady=_steady,
+        knobs=knobs, name="vllm", init=start, decide=_DECIDE[policy], seats="max_num_seqs",
+        budget="max_num_batched_tokens", steady=steady,
         traits=Traits(shares=enable_prefix_caching, register_at="schedule"),
     )
 
 
-def _init(knobs: dict, limits: Limits, system: System):
+def check(
+    max_num_batched_tokens: int, max_num_seqs: int, long_prefill_token_threshold: int, policy: str
+) -> None:
+    """The start-up rules of every V1 release.
+
+    Raises:
+        ValueError: naming the knob, its value and the remedy.
+    """
+    require_positive(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
+    if max_num_batched_tokens < max_num_seqs:
+        raise ValueError(
+            f"max_num_batched_tokens = {max_num_batched_tokens} is below max_num_seqs = "
+            f"{max_num_seqs}: a full batch of decodes would not fit; raise the budget or lower the "
+            "seats"
+        )
+    if policy not in ORDERS:
+        raise ValueError(f"policy = {policy!r}: choose one of {ORDERS}")
+    if long_prefill_token_threshold < 0:
+        raise ValueError(
+            f"long_prefill_token_threshold = {long_prefill_token_threshold}: give 0 for no bound, "
+            "or a number of tokens"
+        )
+
+
+def start(knobs: dict, limits: Limits, system: System):
     """Watermark in blocks; the original counts its null block, which is never handed out."""
     budget, length = int(knobs["max_num_batched_tokens"]), int(system.max_length)
     if not knobs["enable_chunked_prefill"] and budget < length:
@@ -98,11 +112,14 @@ def _init(knobs: dict, limits: Limits, system: System):
     return jnp.int32(int(float(knobs["watermark"]) * (int(system.num_blocks) + 1)))
 
 
-def _decide(knobs: dict, watermark_blocks, view: View, *, priority: bool):
+def decide(
+    knobs: dict, watermark_blocks, view: View, *, priority: bool, older: bool = False
+):
+    """One iteration; `older` has the rules of `vllm_0_11` where they differ."""
     budget = knobs["max_num_batched_tokens"]
     threshold = knobs["long_prefill_token_threshold"]
     alone = view.num_running + view.num_waiting == 1
-    bounded = (threshold > 0) & ~alone
+    bounded = (threshold > 0) & (older | ~alone)
     block_size = view.system.block_size
 
     def chunk(tokens):
@@ -142,8 +159,9 @@ def _decide(knobs: dict, watermark_blocks, view: View, *, priority: bool):
             [int(LimitedBy.BUDGET), int(LimitedBy.BLOCKS), int(LimitedBy.WATERMARK)],
             int(LimitedBy.QUEUE_EMPTY),
         )
+        passes = older & ~whole
         if pool is None:
-            return rules.Offer(tokens, tokens, limited_by)
+            return rules.Offer(tokens, tokens, limited_by, passes=passes)
         new = blocks_for(start + tokens, block_size) - hits
 
         def take(shared: Shared) -> Shared:
@@ -152,7 +170,7 @@ def _decide(knobs: dict, watermark_blocks, view: View, *, priority: bool):
             return sharing.enter(shared, view.token_ids, row, start + tokens, block_size)
 
         return rules.Offer(
-            tokens, start + tokens, limited_by, blocks=new + free_hits, take=take
+            tokens, start + tokens, limited_by, blocks=new + free_hits, take=take, passes=passes
         )
 
     queue = rules.admit_in_order(
@@ -168,6 +186,12 @@ def _decide(knobs: dict, watermark_blocks, view: View, *, priority: bool):
         ~preempts,
         view.rows.priority if priority else (),
     )
+    if older:
+        # Who was passed by waits for the budget, whoever came last.
+        passed = (queue.limited_by == LimitedBy.QUEUE_EMPTY) & jnp.any(view.waiting & ~queue.admit)
+        queue = replace(
+            queue, limited_by=jnp.where(passed, int(LimitedBy.BUDGET), queue.limited_by)
+        )
     room = dict(preempt=view.per_row(view.seated & ~served.stays))
     if pool is not None:
         room |= dict(shared=queue.extra)
@@ -180,7 +204,7 @@ def _decide(knobs: dict, watermark_blocks, view: View, *, priority: bool):
     return rules.decide(view, queue, **room), watermark_blocks
 
 
-def _steady(knobs: dict, watermark_blocks, view: View):
+def steady(knobs: dict, watermark_blocks, view: View):
     """A token for each; the queue stops at the first request while all seats are taken."""
     return while_nobody_can_enter(
         view, open_=view.num_running <= knobs["max_num_batched_tokens"],
@@ -188,6 +212,4 @@ def _steady(knobs: dict, watermark_blocks, view: View):
     )
 
 
-_DECIDE = {
-    "fcfs": partial(_decide, priority=False), "priority": partial(_decide, priority=True),
-}
+_DECIDE = {name: partial(decide, priority=name == "priority") for name in ORDERS}

@@ -9,6 +9,7 @@ from cbjax.report.gaps import draw_gaps
 from cbjax.report.grid import draw_grid, grid_axes
 from cbjax.report.occupancy import draw_occupancy
 from cbjax.report.padding import draw_padding
+from cbjax.report.paired import paired_differences, paired_tables
 from cbjax.report.style import house_style, policy_colour, save
 from cbjax.report.tables import (
     comparison_table,
@@ -41,6 +42,8 @@ __all__ = [
     "estimates_table",
     "grid_axes",
     "house_style",
+    "paired_differences",
+    "paired_tables",
     "plain_text",
     "policy_colour",
     "redraw",

@@ -1,8 +1,10 @@
 """Everything that can be drawn from the files of a run or a study, into its `figures/` folder."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 from matplotlib.figure import Figure
@@ -13,11 +15,13 @@ from cbjax.report.capacity import capacity_table
 from cbjax.report.distributions import draw_latencies
 from cbjax.report.gaps import draw_gaps, has_gaps
 from cbjax.report.grid import draw_grid, grid_axes, is_full_grid
+from cbjax.report.html import write_report
 from cbjax.report.occupancy import draw_occupancy
 from cbjax.report.padding import draw_padding
-from cbjax.report.style import save
+from cbjax.report.paired import paired_differences, paired_tables
+from cbjax.report.style import FORMATS, save_as
 from cbjax.report.tables import comparison_table, plain_text, study_table, sweep_table
-from cbjax.report.timeline import draw_timeline
+from cbjax.report.timeline import draw_begin, has_schedule, with_timeline
 from cbjax.report.trace import write_trace
 from cbjax.report.views import get as get_view
 from cbjax.report.views import tables as view_tables
@@ -33,13 +37,35 @@ from cbjax.results import (
 
 MOST_DRAWN = 16
 MOST_LINES = 24
-MOST_TIMELINE_REQUESTS = 120
-MOST_TIMELINE_SEATS = 160
+MOST_DIFFERENCES = 60
 
-FIGURES: dict[str, Callable[[Sequence[Run]], Figure]] = {
-    "latencies": draw_latencies,
-    "occupancy": draw_occupancy,
-    "padding": draw_padding,
+
+@dataclass(frozen=True)
+class RunFigure:
+    """A figure of runs beside one another: which of them it can show, and what draws those."""
+
+    of: Callable[[Sequence[Run]], Sequence[Run]]
+    draw: Callable[[Sequence[Run]], Figure]
+
+
+def _each(can: Callable[[Run], bool]) -> Callable[[Sequence[Run]], list[Run]]:
+    return lambda runs: [run for run in runs if can(run)]
+
+
+def _has_requests(run: Run) -> bool:
+    return not run.tables.requests.is_empty()
+
+
+def _has_iterations(run: Run) -> bool:
+    return _has_requests(run) and not run.tables.iterations.is_empty()
+
+
+FIGURES = {
+    "timeline": RunFigure(with_timeline, draw_begin),
+    "latencies": RunFigure(_each(_has_requests), draw_latencies),
+    "occupancy": RunFigure(_each(_has_iterations), draw_occupancy),
+    "padding": RunFigure(_each(_has_iterations), draw_padding),
+    "gaps": RunFigure(_each(has_gaps), draw_gaps),
 }
 
 
@@ -47,42 +73,53 @@ class NotDrawable(ValueError):
     """The folder holds neither a run nor a study."""
 
 
-def redraw(folder: str | Path) -> tuple[RenderableType, list[Path]]:
+def redraw(
+    folder: str | Path, formats: Sequence[str] = FORMATS
+) -> tuple[RenderableType, list[Path]]:
     """Redraw a run or a study from its files.
 
     Args:
         folder: of a finished run, or of a study (finished, or indexed and about to be). The runs of
             a study are redrawn if they had figures of their own.
+        formats: of the figures: png, svg, pdf; png is always among them, as the report shows it.
 
     Returns:
-        The table to show and the files written.
+        The table to show and the files written, the HTML report first.
 
     Raises:
         NotDrawable: the folder is neither.
     """
-    folder = Path(folder)
+    folder, formats = Path(folder), list(dict.fromkeys((*FORMATS, *formats)))
     if is_run(folder):
         run = read_run(folder)
-        return comparison_table([run]), draw_runs([run], folder / "figures")
+        table: RenderableType = comparison_table([run])
+        written = draw_runs([run], folder / "figures", formats)
+        return table, [_write_report(folder, [run], table, written, {}), *written]
     if not is_study(folder):
         raise NotDrawable(
             f"{folder} is neither a study (no study.json) nor a run (no summary.json); give "
             "results/<experiment>/<study hash> or a folder under its runs/"
         )
-    table, written = draw_study(folder)
-    for figures in sorted(folder.glob("runs/*/figures")):
-        written += draw_runs([read_run(figures.parent)], figures)
-    return table, written
+    table, written = draw_study(folder, formats)
+    index = _index(folder)
+    runs = [read_run(folder / "runs" / name) for name in index["runs"]]
+    report = _write_report(folder, runs, table, written, index)
+    for run in runs:
+        if (run.folder / "figures").is_dir():
+            written += draw_runs([run], run.folder / "figures", formats)
+    return table, [report, *written]
 
 
-def draw_study(folder: str | Path) -> tuple[RenderableType, list[Path]]:
+def draw_study(
+    folder: str | Path, formats: Sequence[str] = FORMATS
+) -> tuple[RenderableType, list[Path]]:
     """Draw a study: grids if it sweeps two settings, else its runs beside one another.
 
     Returns:
         The comparison table and the files written, those of the single runs not included.
     """
     folder = Path(folder)
-    index = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+    index = _index(folder)
     figures, title, names = folder / "figures", index["experiment"], index["runs"]
     figures.mkdir(exist_ok=True)
     rows = collect_runs(folder).filter(pl.col("error").is_null())
@@ -90,65 +127,67 @@ def draw_study(folder: str | Path) -> tuple[RenderableType, list[Path]]:
     table: RenderableType
     if is_full_grid(rows, axes):
         y, x = axes
-        table = sweep_table(rows, axes, title=title)
-        written = [save(draw_grid(rows, x, y), figures / "grid.png")]
+        repeated = ["seed"] if rows["seed"].n_unique() > 1 else []
+        table = sweep_table(rows, [*axes, *repeated], title=title)
+        written = save_as(draw_grid(rows, x, y), figures / "grid", formats)
     else:
         runs = [read_run(folder / "runs" / name) for name in names]
         table = study_table(rows, runs, axes, title)
-        written = draw_runs(runs, figures) if len(runs) <= MOST_DRAWN else []
+        written = draw_runs(runs, figures, formats) if len(runs) <= MOST_DRAWN else []
         if 1 < len(runs) <= MOST_LINES:
-            written.append(save(draw_by_run(rows), figures / "by_run.png"))
+            written += save_as(draw_by_run(rows), figures / "by_run", formats)
     if has_capacity(folder):
         table = capacity_table(read_capacity(folder), title)
+    else:
+        # A search tries every setting at loads of its own: nothing to pair.
+        table = Group(table, *paired_tables(paired_differences(rows), MOST_DIFFERENCES))
     views = index.get("views", {})
     table = Group(table, *view_tables(views, rows, folder))
     for name, options in views.items():
-        written.append(save(get_view(name)(rows, folder, **options), figures / f"{name}.png"))
+        written += save_as(get_view(name)(rows, folder, **options), figures / name, formats)
     text = figures / "comparison.txt"
     text.write_text(plain_text(table), encoding="utf-8")
     return table, [text, *written]
 
 
-def draw_runs(runs: Sequence[Run], figures: Path) -> list[Path]:
+def draw_runs(
+    runs: Sequence[Run], figures: Path, formats: Sequence[str] = FORMATS
+) -> list[Path]:
     """Draw runs beside one another: timeline, latencies, gaps, occupancy, padding, and the trace.
 
     What was not recorded cannot be drawn: runs without iterations give latencies only, runs
     without requests nothing. A timeline of more than 160 seats is too long to be read.
     """
-    with_requests = [run for run in runs if len(run.tables.requests)]
-    with_iterations = [run for run in with_requests if len(run.tables.iterations)]
-    scheduled = [
-        run
-        for run in with_iterations
-        if run.tables.schedule is not None and len(run.tables.schedule)
-    ]
     written = []
-    if scheduled and _seats(scheduled) <= MOST_TIMELINE_SEATS:
-        until_s = _legible_s(scheduled)
-        written.append(save(draw_timeline(scheduled, until_s), figures / "timeline.png"))
     for name, figure in FIGURES.items():
-        drawable = with_requests if name == "latencies" else with_iterations
-        if drawable:
-            written.append(save(figure(drawable), figures / f"{name}.png"))
-    streamed = [run for run in with_requests if has_gaps(run)]
-    if streamed:
-        written.append(save(draw_gaps(streamed), figures / "gaps.png"))
+        shown = figure.of(runs)
+        if shown:
+            written += save_as(figure.draw(shown), figures / name, formats)
+    scheduled = [run for run in runs if has_schedule(run)]
     if scheduled:
         written.append(write_trace(scheduled, figures / "trace.json"))
     return written
 
 
-def _seats(runs: Sequence[Run]) -> int:
-    """Lanes of a timeline: the most requests that ran at once, over all runs."""
-    return sum(int(run.tables.iterations["running"].max() or 0) for run in runs)  # type: ignore
+def _index(study: Path) -> dict[str, Any]:
+    return json.loads((study / "study.json").read_text(encoding="utf-8"))
 
 
-def _legible_s(runs: Sequence[Run]) -> float | None:
-    """The moment up to which a timeline has few enough requests to be read; None: all of it."""
-    moments = []
-    for run in runs:
-        arrivals = run.tables.requests["scheduled_arrival_s"].sort()
-        if len(arrivals) > MOST_TIMELINE_REQUESTS:
-            ends = run.tables.requests["finished_s"].drop_nulls().sort()
-            moments.append(float(ends[min(MOST_TIMELINE_REQUESTS, len(ends)) - 1]))
-    return max(moments, default=None)
+def _write_report(
+    folder: Path, runs: Sequence[Run], table: RenderableType, written: Sequence[Path],
+    index: Mapping[str, Any],
+) -> Path:
+    rows = collect_runs(folder).filter("differs")
+    return write_report(
+        folder, runs=runs, table=table, index=index,
+        figures={path: _drawn_by(path.stem) for path in written if path.suffix == ".png"},
+        differing=dict(rows.select("label", "differing_keys").iter_rows()),
+    )
+
+
+def _drawn_by(name: str) -> Callable[..., Figure]:
+    """The function that draws a figure of this name."""
+    of_study: dict[str, Callable[..., Figure]] = {"grid": draw_grid, "by_run": draw_by_run}
+    if name in FIGURES:
+        return FIGURES[name].draw
+    return of_study.get(name) or get_view(name)

@@ -24,6 +24,7 @@ TITLES: Mapping[str, str] = {
     "kv_waste": "KV in use holding nothing (%)",
     "preemptions": "preemptions",
     "recomputed_tokens": "recomputed tokens",
+    "cached_fraction": "prompt tokens found again (%)",
     "recomputed_fraction": "recomputed (% of positions)",
     "lost_fraction": "requests without a full answer (%)",
     "queue_growth": "arrivals that only lengthen the queue (%)",
@@ -34,17 +35,28 @@ TITLES: Mapping[str, str] = {
     "completed": "completed requests",
     "rejected": "refused requests",
     "failed": "failed requests",
+    "environment.compile_s": "compiling before the clock (s)",
+    "environment.compile_count": "compiled programs",
+    "environment.attention_ms": "attention, a layer, measured (ms)",
+    "paper.fetches": "block fetches a sequence, counted",
+    "paper.kv_read_us": "KV read, roofline on paper (us)",
+    "environment.block_table_bytes": "block tables (bytes)",
 }
 SETTING_TITLES: Mapping[str, str] = {
+    "policy.name": "policy",
     "kv.block_size": "KV block size (tokens)",
     "block_size": "KV block size (tokens)",
     "kv.num_blocks": "KV blocks",
     "budget": "token budget (tokens)",
     "seats": "seats",
+    "rungs": "rungs of the ladder",
     "policy.max_num_batched_tokens": "token budget (tokens)",
     "policy.max_num_seqs": "seats",
     "workload.arrivals.rate": "offered load (requests/s)",
     "workload.arrivals.concurrency": "concurrent users",
+    "workload.arrivals.burstiness": "burstiness (1 = Poisson, below it burstier)",
+    "workload.sessions.turns.value": "turns of a conversation",
+    "policy.prediction_error": "prediction error (sigma of the logarithm)",
 }
 PERCENT = {
     "slo_attainment",
@@ -53,6 +65,7 @@ PERCENT = {
     "busy_fraction",
     "kv_utilisation",
     "kv_waste",
+    "cached_fraction",
     "recomputed_fraction",
     "lost_fraction",
     "queue_growth",
@@ -75,6 +88,12 @@ def metric_title(metric: str) -> str:
 def setting_title(setting: str) -> str:
     """A setting's name for people, with its unit; the dotted name itself if it has no other."""
     return SETTING_TITLES.get(setting, setting)
+
+
+def short_label(label: str, *settings: str) -> str:
+    """A run's label without some settings of the sweep, e.g. without "seed=1"."""
+    taken = tuple(f"{name}=" for one in settings for name in (one, one.rpartition(".")[2]))
+    return ", ".join(part for part in label.split(", ") if not part.startswith(taken))
 
 
 def number(value: float | int | None, metric: str) -> str:

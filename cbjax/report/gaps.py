@@ -47,13 +47,13 @@ def draw_gaps(runs: Sequence[Run]) -> Figure:
 
 def has_gaps(run: Run) -> bool:
     """Whether gaps were measured: tokens were streamed and their times recorded."""
-    return "itl_s" not in run.summary["not_measured"] and bool(len(_gaps(run.tables.requests)[0]))
+    if "itl_s" in run.summary["not_measured"] or "token_times_s" not in run.tables.requests:
+        return False
+    return bool((run.tables.requests["token_times_s"].list.len() > 1).any())
 
 
 def _gaps(requests: pl.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """When each gap ended and how long it was, in seconds."""
-    if "token_times_s" not in requests.columns:
-        return np.empty(0), np.empty(0)
     times = requests.select("request_id", pl.col("token_times_s")).explode("token_times_s")
     gaps = times.with_columns(
         gap_s=pl.col("token_times_s").diff().over("request_id")

@@ -79,14 +79,16 @@ def grid_axes(table: pl.DataFrame, swept: Sequence[str]) -> list[str]:
         # Two columns that split the runs into the same groups are the same axis.
         values = table[name].to_list()
         groups = tuple(values.index(value) for value in values)
-        if groups not in axes or (name in SETTING_TITLES and axes[groups] not in SETTING_TITLES):
+        known = name in SETTING_TITLES and axes.get(groups) not in SETTING_TITLES
+        # A knob that only some policies have is no name for the axis of the policies.
+        if groups not in axes or (known and not table[name].null_count()):
             axes[groups] = name
     return list(axes.values())
 
 
 def is_full_grid(table: pl.DataFrame, axes: Sequence[str]) -> bool:
     """Whether two axes were swept against each other completely."""
-    if len(axes) != 2:
+    if len(axes) != 2 or any(table[name].null_count() for name in axes):
         return False
     first, second = axes
     combinations = table.select(axes).n_unique()

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from cbjax.report.style import LINE_STYLES, policy_colour
+from cbjax.report.format import short_label
+from cbjax.report.style import LINE_STYLES, VARIANT_COLOURS, policy_colour
 
-LOAD = "workload.arrivals."
+LOADS = ("workload.arrivals.rate", "workload.arrivals.concurrency")
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Line:
         setting: the setting's dotted name.
         at: its values, ascending.
         means: a row per value, the mean of every metric over the seeds.
-        style: colour and dash for matplotlib; a policy keeps its colour.
+        style: colour and dash for matplotlib; a policy keeps its colour beside others.
     """
 
     label: str
@@ -33,7 +34,7 @@ class Line:
     @property
     def is_load(self) -> bool:
         """Whether the setting is how much arrives."""
-        return self.setting.startswith(LOAD)
+        return self.setting in LOADS
 
     def values(self, metric: str) -> np.ndarray:
         """A metric along the line; NaN where it was not measured."""
@@ -43,7 +44,7 @@ class Line:
 
 
 def lines_of(rows: pl.DataFrame, setting: str) -> list[Line]:
-    """Group runs into lines.
+    """Group runs into lines; where all are of one policy, colours tell its variants apart.
 
     Args:
         rows: from `collect_runs`.
@@ -53,14 +54,22 @@ def lines_of(rows: pl.DataFrame, setting: str) -> list[Line]:
         ValueError: it is no column of numbers.
     """
     rows = _with_setting(rows, setting)
-    named = rows.with_columns(_line=pl.Series([_name(row, setting) for row in rows.to_dicts()]))
-    lines, dashes = [], dict[str, int]()
+    names = [
+        short_label(label, setting, "seed") or policy
+        for label, policy in rows.select("label", "policy").iter_rows()
+    ]
+    named = rows.with_columns(_line=pl.Series(names))
+    lines: list[Line] = []
+    dashes = dict[str, int]()
+    of_one_policy = rows["policy"].n_unique() == 1 and named["_line"].n_unique() > 1
     for (label,), group in named.group_by("_line", maintain_order=True):
         means = group.group_by(setting).agg(
             pl.col(column).mean() for column, kind in group.schema.items()
             if kind.is_numeric() and column != setting
         ).drop_nulls(setting).sort(setting)
         colour = policy_colour(group["policy"][0])
+        if of_one_policy:
+            colour = VARIANT_COLOURS[len(lines) % len(VARIANT_COLOURS)]
         number = dashes[colour] = dashes.get(colour, -1) + 1
         style = {"color": colour, "linestyle": LINE_STYLES[number % len(LINE_STYLES)]}
         at = means[setting].cast(pl.Float64).to_numpy()
@@ -80,11 +89,3 @@ def _with_setting(rows: pl.DataFrame, setting: str) -> pl.DataFrame:
     if values.null_count():
         raise ValueError(f"{setting!r} is not a setting with numbers of these runs")
     return rows.with_columns(values.alias(setting))
-
-
-def _name(row: Mapping[str, Any], setting: str) -> str:
-    """A run's label without the setting and the seed; its policy where nothing is left."""
-    parts = str(row["label"]).split(", ")
-    leaf = setting.rpartition(".")[2]
-    kept = [part for part in parts if not part.startswith((f"{setting}=", f"{leaf}=", "seed="))]
-    return ", ".join(kept) or str(row["policy"])

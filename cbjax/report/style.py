@@ -39,6 +39,10 @@ POLICY_COLOURS: Mapping[str, str] = {
     "triton": "#7A3E9D",
     "llama_cpp": BLACK,
 }
+FORMATS, KNOWN_FORMATS = ("png",), ("png", "svg", "pdf")
+UNDATED: Mapping[str, Mapping[str, None]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+# Variants of one policy, where no other is beside them.
+VARIANT_COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, BLACK)
 WIDE_RANGE = 30.0
 LINE_STYLES = ("-", "--", ":", "-.")
 
@@ -72,6 +76,7 @@ SETTINGS: Mapping[str, Any] = {
     "hatch.linewidth": 0.6,
     "savefig.dpi": 130,
     "svg.fonttype": "none",
+    "svg.hashsalt": "cbjax",
     "pdf.fonttype": 42,
 }
 
@@ -106,11 +111,25 @@ def scale_latency(axis: Axes, positive: np.ndarray) -> None:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write the figure; its folder is made if missing."""
+    """Write the figure in the format that the path ends in; its folder is made if missing.
+
+    The same figure gives the same bytes: no file says when it was made.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with house_style():
-        figure.savefig(path)
+        figure.savefig(path, metadata=UNDATED.get(path.suffix))
     return path
+
+
+def save_as(figure: Figure, path: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Write the figure once per format.
+
+    Args:
+        figure: drawn.
+        path: without its suffix.
+        formats: of `KNOWN_FORMATS`.
+    """
+    return [save(figure, path.with_name(f"{path.name}.{suffix}")) for suffix in formats]
 
 
 def policy_colour(policy: str) -> str:

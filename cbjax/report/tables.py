@@ -117,7 +117,7 @@ def sweep_table(
     shown = [name for name in metrics if name in rows.columns and rows[name].count()]
     columns = [(setting_title(name), [str(value) for value in rows[name]]) for name in settings]
     columns += [(metric_title(m), [number(value, m) for value in rows[m]]) for m in shown]
-    table = Table(title=title or None, box=box.SIMPLE_HEAD)
+    table = Table(title=title or None, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for header, cells in columns:
         # A header breaks between words and never inside one, also in a terminal of 80 columns.
         width = max(map(len, (*header.split(), *cells)))

@@ -35,6 +35,32 @@ MOST_WAITING_IN = 3.2
 KIND_COLOURS = {"prefill": ORANGE, "decode": SKY}
 AGAIN_COLOUR = "#F6C9AF"
 LABEL_POINTS = 7.5
+MOST_REQUESTS = 120
+MOST_SEATS = 160
+
+
+def has_schedule(run: Run) -> bool:
+    """Whether it was recorded who computed what on which seat."""
+    schedule = run.tables.schedule
+    return not run.tables.requests.is_empty() and schedule is not None and not schedule.is_empty()
+
+
+def with_timeline(runs: Sequence[Run]) -> list[Run]:
+    """The runs with a schedule; none where their lanes together are too many to be read."""
+    found = [run for run in runs if has_schedule(run)]
+    # A lane per seat: the most requests that ran at once.
+    lanes = sum(int(run.tables.iterations["running"].max() or 0) for run in found)  # type: ignore
+    return found if lanes <= MOST_SEATS else []
+
+
+def draw_begin(runs: Sequence[Run]) -> Figure:
+    """Draw timelines up to the moment when 120 requests have ended, which can still be read."""
+    moments = []
+    for run in runs:
+        if len(run.tables.requests) > MOST_REQUESTS:
+            ends = run.tables.requests["finished_s"].drop_nulls().sort()
+            moments.append(float(ends[min(MOST_REQUESTS, len(ends)) - 1]))
+    return draw_timeline(runs, max(moments, default=None))
 
 
 def draw_timeline(runs: Sequence[Run], until_s: float | None = None) -> Figure:
@@ -51,7 +77,7 @@ def draw_timeline(runs: Sequence[Run], until_s: float | None = None) -> Figure:
         ValueError: a run has no schedule.
     """
     for run in runs:
-        if run.tables.schedule is None or run.tables.schedule.is_empty():
+        if not has_schedule(run):
             raise ValueError(f"run {run.label!r} has no schedule; record=iterations keeps it")
     spans = [_spans(run) for run in runs]
     end_s = max(max(stay.end_s for stay in found[0]) for found in spans)

@@ -7,7 +7,7 @@ from cbjax.results.environment import describe_environment
 from cbjax.results.fidelity import read_fidelity, write_fidelity
 from cbjax.results.hashing import identity_hash, plain, source_digest
 from cbjax.results.lock import FolderInUse
-from cbjax.results.runs import NotARun, Run, is_run, read_run, write_run
+from cbjax.results.runs import NotARun, Run, is_run, read_requests, read_run, write_run
 from cbjax.results.store import Study, is_finished, is_study, open_study
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "plain",
     "read_capacity",
     "read_fidelity",
+    "read_requests",
     "read_run",
     "source_digest",
     "write_capacity",

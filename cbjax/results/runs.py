@@ -140,6 +140,13 @@ def read_settings(folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[st
     return config, environment, summary
 
 
+def read_requests(folder: str | Path) -> pl.DataFrame | None:
+    """The run's requests table; None where it kept none."""
+    path = Path(folder) / "requests.parquet"
+    requests = pl.read_parquet(path) if path.is_file() else pl.DataFrame()
+    return None if requests.is_empty() else requests
+
+
 def read_run(folder: str | Path) -> Run:
     """Read a finished run with its tables.
 

@@ -48,7 +48,8 @@ class Study:
     `path` is its final folder; `folder` is where its files are now, which differs until the study
     is complete. `finished` tells whether the study was found complete: then nothing need be run.
     `order` and `failed` name its runs, finished ones and those that ended with an error; `adopts`
-    says whether finished runs of the experiment's other studies are taken over.
+    says whether finished runs of the experiment's other studies are taken over. `about` is told of
+    it in its index.
     """
 
     path: Path
@@ -62,6 +63,7 @@ class Study:
     views: Mapping[str, Any] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
     adopts: bool = True
+    about: Mapping[str, str] = field(default_factory=dict)
 
     def has_run(self, config: Mapping[str, Any], seed: int) -> bool:
         """Whether a run of these settings is finished, here or in a study it can be taken from."""
@@ -137,6 +139,7 @@ class Study:
         """
         index = {
             "experiment": self.experiment,
+            **self.about,
             "study_hash": self.path.name,
             "seed": self.seed,
             "source": source_digest(),
@@ -189,6 +192,7 @@ def open_study(
     swept: Sequence[str] = (),
     views: Mapping[str, Any] | None = None,
     force: bool = False,
+    about: Mapping[str, str] | None = None,
 ) -> Iterator[Study]:
     """Open the study of these settings: found finished, taken up where a kill left it, or new.
 
@@ -200,6 +204,7 @@ def open_study(
         swept: dotted config keys that differ between its runs on purpose.
         views: figures to draw of it beside the usual ones, name -> options.
         force: redo it even if finished; the old folder stays until the new one is complete.
+        about: what is told of it, e.g. its `description` and the `command` that runs it.
 
     Yields:
         The study. On a clean exit it is indexed and gets its final name; on any exception it keeps
@@ -230,7 +235,7 @@ def open_study(
                 shutil.rmtree(folder)
         study = Study(
             path, partial, experiment, config, seed, tuple(swept), False, views=views or {},
-            adopts=not force,
+            adopts=not force, about=about or {},
         )
         try:
             yield study

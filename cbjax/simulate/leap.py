@@ -102,7 +102,7 @@ def look_ahead(
     tokens = jnp.maximum(running, says.width)
     work = Work(
         iteration + lane, tokens, jnp.zeros_like(lane), running, context,
-        context.astype(jnp.float32),
+        context.astype(jnp.float32), jnp.zeros_like(lane),
     )
     spent, rung = durations(pace, work, compiled, shaped)
     short = (spent.seconds < 2) & (pace.host.seconds == 0)

@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Int
 from cbjax.core import time
 from cbjax.core.commit import commit
 from cbjax.core.control import when
+from cbjax.core.limits import blocks_for
 from cbjax.core.plan import Emitted, Plan
 from cbjax.core.policy import Policy
 from cbjax.core.reasons import FinishReason
@@ -152,11 +153,14 @@ def _work(plan: Plan, state: State, iteration, total, lanes: int) -> Work:
     context = jnp.sum(jnp.where(grant > 0, rows.computed, 0))
     middle = rows.computed.astype(jnp.float32) - 0.5 * (grant - 1).astype(jnp.float32)
     pairs = jnp.sum(grant.astype(jnp.float32) * middle)
+    back = blocks_for(rows.computed - grant, state.system.block_size)
+    moved = jnp.sum(jnp.where(plan.swapped_out, rows.swapped, 0))
+    moved += jnp.sum(jnp.where(plan.swapped_in, back, 0))
     return Work(*(
         jnp.broadcast_to(value, lanes) for value in (
             iteration, total, plan.prefill_tokens, plan.num_sequences, context,
             # Of decodes the same number, without the rounding of a sum.
-            jnp.where(decodes, context.astype(jnp.float32), pairs),
+            jnp.where(decodes, context.astype(jnp.float32), pairs), moved,
         )
     ))
 

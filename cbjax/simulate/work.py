@@ -18,6 +18,7 @@ class Work:
     sequences: Int[Array, "*K"]  # requests with tokens
     context: Int[Array, "*K"]  # KV positions read: all that these requests hold, new ones included
     attended: Float[Array, "*K"]  # pairs of a computed and an attended position
+    moved: Int[Array, "*K"]  # KV blocks moved to the host pool or back
 
 
 class Cost(Protocol):

@@ -97,6 +97,15 @@ def test_free_list_order(pool):
     assert free_list(pool) == [2, 3, 4, 5, 6, 7, 1, 0]
 
 
+def test_free_list_in_the_order_of_release(pool):
+    """vLLM 0.11: a block that cannot be found again waits like any other."""
+    cache = replace(pool.blocks.cache, free_order="oldest_first")
+    pool = replace(pool, blocks=replace(pool.blocks, cache=cache))
+    pool = stored(pool, 0, *range(1, 11))
+    pool = sharing.leave(pool, 0, TABLE)
+    assert free_list(pool) == [3, 4, 5, 6, 7, 2, 1, 0]
+
+
 def test_a_shared_block_is_free_when_its_last_holder_leaves(pool):
     """FAULTS C10: references never fall below 0, and free + used is the pool."""
     pool = stored(pool, 0, *range(1, 9))

@@ -115,6 +115,7 @@ EVERY_SYSTEM = {
     "orca reserving all": lambda: policies.orca(SEATS, reservation="max"),
     "triton": lambda: policies.triton(max_batch_size=SEATS),
     "vllm by priority": lambda: vllm(policy="priority", scheduler_reserve_full_isl=False),
+    "vllm 0.11": lambda: chunks("vllm_0_11"),
     "vllm v0": lambda: chunks("vllm_v0"),
     "sarathi": lambda: policies.sarathi(max_num_seqs=SEATS, chunk_size=32),
     "sarathi alternating": lambda: policies.sarathi(
@@ -141,6 +142,7 @@ EVERY_SYSTEM = {
     ),
     "llama_cpp": lambda: policies.llama_cpp(n_parallel=SEATS, kv_unified=True, n_batch=TOKENS),
     "ollama": lambda: policies.ollama(num_parallel=SEATS, num_batch=TOKENS),
+    "composed, most blocks go": lambda: chunks("composed", victim="most_blocks"),
     "tgi v3": lambda: policies.tgi(max_batch_prefill_tokens=32, max_batch_size=SEATS),
 }
 WITH_WEIGHTS = {"sarathi", "sglang", "tensorrt_llm evicting"}

@@ -13,8 +13,10 @@ from tests.experiment.toy import toy
 
 # Many cells, each of which compiles programs of its own.
 SLOW = {
-    "batching_modes", "capacity", "decode_stall", "fidelity", "kv_waste", "load_curve", "plan",
-    "policies", "published", "token_budget",
+    "admission", "batching_modes", "block_context", "burstiness", "capacity", "decode_stall",
+    "fidelity", "kv_block_size", "kv_waste", "ladder", "ladder_load", "length_prediction",
+    "load_curve", "plan",
+    "policies", "prefix_sharing", "priorities", "published", "token_budget", "victims",
 }
 
 

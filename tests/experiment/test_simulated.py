@@ -4,7 +4,8 @@ import polars as pl
 import pytest
 
 import cbjax
-from cbjax.config import ConfigError
+from cbjax.config import ConfigError, build_policy
+from cbjax.experiment.backends.simulated import limits_and_system
 
 BASE = [
     "backend=simulated", "policy=static", "seats=4", "budget=64", "kv.block_size=4",
@@ -17,6 +18,19 @@ BASE = [
 def asked(folder, *overrides):
     """The grid experiment with one cell per level of record."""
     return cbjax.load_config("budget_block_grid", [f"results_dir={folder}", *BASE, *overrides])
+
+
+def test_pools_of_all_sizes_share_one_program(tmp_path):
+    """Where blocks are only counted their number is no shape; shared ones have names."""
+
+    def limits_of(policy: str, positions: int, *overrides: str):
+        given = [f"policy={policy}", f"kv.positions={positions}", *overrides]
+        [cell] = asked(tmp_path, *given).cells
+        return limits_and_system(cell.config, build_policy(cell.config.policy))[0]
+
+    assert limits_of("vllm", 128) == limits_of("vllm", 256)
+    sharing = "policy.enable_prefix_caching=true"
+    assert limits_of("vllm", 128, sharing) != limits_of("vllm", 256, sharing)
 
 
 def flat(metrics) -> dict[str, float]:

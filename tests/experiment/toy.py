@@ -42,6 +42,32 @@ SMALL = {
     "concurrency": ["seats=2,8", "kv.num_blocks=600", "workload.num_requests=24"],
     "capacity": [*SEARCHED, "policy=vllm,orca"],
     "plan": [*SEARCHED, "policy=vllm", "budget=512,2048", "kv.block_size=16", "study.flags=1"],
+    "ladder": [
+        "model=tiny", "seats=4", "budget=16", "workload.num_requests=4",
+        "workload.arrivals.rate=50", "model.max_length=224",
+    ],
+    "kv_block_size": [
+        "model=tiny", "ladder=single", "seats=2", "budget=16", "workload.num_requests=4",
+        "workload.arrivals.rate=50", "kv.block_size=4,64",
+    ],
+    "ladder_load": ["seats=4", "workload.num_requests=24", "workload.arrivals.rate=4"],
+    "block_context": ["seats=4", "workload.num_requests=24", "kv.block_size=4,64"],
+    "admission": ["seats=4", "workload.num_requests=24", "kv.num_blocks=520,600"],
+    "victims": ["seats=4", "workload.num_requests=24", "kv.num_blocks=520"],
+    "burstiness": [
+        "seats=4", "workload.num_requests=24", "workload.arrivals.rate=8",
+        "workload.arrivals.burstiness=0.25,1",
+    ],
+    "prefix_sharing": [
+        "seats=4", "workload.sessions.count=6", "workload.sessions.turns.value=1,3",
+        "kv.num_blocks=300",
+    ],
+    "priorities": [
+        "seats=4", "workload.num_requests=24", "workload.arrivals.rate=2,8", "window=32",
+    ],
+    "length_prediction": [
+        "seats=4", "workload.num_requests=24", "policy.prediction_error=0,1", "window=32",
+    ],
     "real_prompts": [
         "model=tiny", "ladder=single", "seats=2", "budget=32", "workload.max_tokens=3"
     ],

@@ -25,7 +25,7 @@ from tests.policies.oracles import (
 )
 from tests.policies.oracles.orca import Orca
 from tests.policies.oracles.static import Static
-from tests.policies.oracles.vllm import Vllm
+from tests.policies.oracles.vllm import Vllm, Vllm011
 
 # Every random workload is padded to these, so that a policy compiles once.
 LIMITS = Limits(
@@ -35,7 +35,7 @@ MAX_LENGTH = 48
 # The same with token ids, for policies that share prefixes.
 SHARED = replace(LIMITS, context=MAX_LENGTH, cached_tokens=128)
 ORACLES = {
-    "vllm": Vllm, "orca": Orca, "static": Static, "sarathi": sarathi.Sarathi,
+    "vllm": Vllm, "vllm_0_11": Vllm011, "orca": Orca, "static": Static, "sarathi": sarathi.Sarathi,
     "sglang": sglang.Sglang, "tensorrt_llm": tensorrt_llm.TensorrtLlm,
     "vllm_v0": vllm_v0.VllmV0,
     "triton": triton.Triton,
@@ -201,6 +201,23 @@ def vllm_cases(draw) -> Case:
     return Case("vllm", knobs, block_size, num_blocks, max_length, workload)
 
 
+@st.composite
+def vllm_0_11_cases(draw) -> Case:
+    """The same systems under the rules of release 0.11."""
+    case = draw(vllm_cases())
+    knobs = {
+        name: value for name, value in case.knobs.items()
+        if name not in ("scheduler_reserve_full_isl", "watermark")
+    }
+    workload = case.workload
+    if not knobs["enable_chunked_prefill"]:
+        # Who is passed by makes room for those behind the window, whom the policy does not see.
+        first = workload.requests[: LIMITS.rows]
+        aborts = tuple((when, id) for when, id in workload.aborts if id < len(first))
+        workload = Workload(first, aborts)
+    return replace(case, name="vllm_0_11", knobs=knobs, workload=workload)
+
+
 RESERVATIONS = st.sampled_from(["oracle", "pow2", "max"])
 
 
@@ -224,7 +241,8 @@ def static_cases(draw) -> Case:
 
 
 CASES = {
-    "vllm": vllm_cases(), "orca": orca_cases(), "static": static_cases(),
+    "vllm": vllm_cases(), "vllm_0_11": vllm_0_11_cases(), "orca": orca_cases(),
+    "static": static_cases(),
     "sarathi": sarathi.cases(),
     "sglang": sglang.cases(), "sglang_radix": sglang_texts.cases(),
     "tensorrt_llm": tensorrt_llm.cases(),

@@ -11,6 +11,7 @@ from tests.policies.beside import LIMITS, Case, array_log, mismatch, oracle_log
 BURST = Workload(tuple(Request(id, 0, 5 + id, 6) for id in range(8)))
 DEFAULTS = {
     "vllm": dict(max_num_batched_tokens=48, max_num_seqs=4),
+    "vllm_0_11": dict(max_num_batched_tokens=48, max_num_seqs=4),
     "orca": dict(max_bs=4),
     "static": dict(max_batch_size=4, padding="ragged"),
 }
@@ -30,6 +31,9 @@ def log_of(name, knobs, num_blocks=10, workload=BURST):
         ("vllm", dict(max_num_seqs=2)),
         ("vllm", dict(long_prefill_token_threshold=3)),
         ("vllm", dict(watermark=0.4)),
+        ("vllm_0_11", dict(max_num_batched_tokens=9)),
+        ("vllm_0_11", dict(max_num_seqs=2)),
+        ("vllm_0_11", dict(long_prefill_token_threshold=3)),
         ("orca", dict(max_bs=2)),
         ("static", dict(max_batch_size=2)),
         ("static", dict(padding="padded")),
@@ -55,6 +59,29 @@ def test_priority_changes_a_decision():
     assert fcfs[0][0] == ((0, 8), (1, 8))
     assert urgent[0][0] == ((1, 8), (0, 8))
     assert fcfs != urgent
+
+
+def test_release_0_11_lets_a_prompt_in_by_its_first_chunk():
+    """What it leaves free is too little for the rest, so the last one in makes room (#25538)."""
+    workload = Workload((Request(0, 0, 12, 3), Request(1, 0, 30, 3)))
+    knobs = dict(long_prefill_token_threshold=8)
+    assert log_of("vllm_0_11", knobs, 9, workload)[0][0] == ((0, 8), (1, 8))
+    assert log_of("vllm", knobs, 9, workload)[0][0] == ((0, 8),)
+
+
+def test_release_0_11_bounds_a_lone_request_too():
+    workload = Workload((Request(0, 0, 12, 1),))
+    knobs = dict(long_prefill_token_threshold=8)
+    assert [entry[0] for entry in log_of("vllm_0_11", knobs, 9, workload)] == [((0, 8),), ((0, 4),)]
+    assert log_of("vllm", knobs, 9, workload)[0][0] == ((0, 12),)
+
+
+def test_release_0_11_passes_a_whole_prompt_by_and_keeps_its_place():
+    workload = Workload((Request(0, 0, 30, 2), Request(1, 0, 30, 2), Request(2, 0, 9, 2)))
+    knobs = dict(enable_chunked_prefill=False)
+    older = [entry[0] for entry in log_of("vllm_0_11", knobs, 32, workload)]
+    assert older[:2] == [((0, 30), (2, 9)), ((0, 1), (2, 1), (1, 30))]
+    assert log_of("vllm", knobs, 32, workload)[0][0] == ((0, 30),)
 
 
 def test_chunking_changes_a_decision():

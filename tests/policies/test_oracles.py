@@ -7,8 +7,13 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.policies.beside import CASES, array_log, mismatch, oracle_log
 
-QUICK = {"vllm": 260, "orca": 100, "static": 100, "vllm_v0": 80, "transformers": 80}
-SLOW = {"vllm": 2000, "orca": 1000, "static": 1000, "vllm_v0": 1000, "transformers": 1000}
+QUICK = {
+    "vllm": 260, "vllm_0_11": 80, "orca": 100, "static": 100, "vllm_v0": 80, "transformers": 80,
+}
+SLOW = {
+    "vllm": 2000, "vllm_0_11": 1000, "orca": 1000, "static": 1000, "vllm_v0": 1000,
+    "transformers": 1000,
+}
 
 
 def compare(name: str, examples: int) -> Counter:

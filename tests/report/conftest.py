@@ -205,6 +205,7 @@ def make_run(
     config: dict[str, Any] | None = None,
     names: dict[int, str] | None = None,
     slo: dict[str, float] | None = None,
+    seed: int = 0,
 ) -> Run:
     """Simulate, summarise, write and read back one run."""
     tables = batcher.run().tables()
@@ -213,7 +214,7 @@ def make_run(
         folder,
         label=label,
         policy=policy,
-        seed=0,
+        seed=seed,
         config=config or {"policy": {"name": policy}, "kv": {"block_size": batcher.block_size}},
         environment=describe_environment(compile_count=6, compile_s=4.2),
         summary=summarise(

@@ -189,6 +189,17 @@ def test_settings_that_move_together_are_one_axis():
     assert grid_axes(table.head(3), swept) == ["kv.num_blocks"]
 
 
+def test_a_knob_of_some_policies_is_no_axis():
+    table = pl.DataFrame({
+        "policy.name": ["vllm", "orca"] * 2, "rate": [1, 1, 2, 2],
+        "policy.max_num_seqs": [4, None] * 2,
+    })
+    assert grid_axes(table, ["policy.name", "policy.max_num_seqs", "rate"]) == [
+        "policy.name", "rate"
+    ]
+    assert not is_full_grid(table, ["policy.max_num_seqs", "rate"])
+
+
 def test_a_policy_keeps_its_colour_and_runs_of_one_policy_differ(runs):
     styles = line_styles([*runs, runs[2]])
     assert [style["color"] for style in styles[:3]] == [

@@ -8,6 +8,7 @@ import pytest
 from cbjax.metrics import summarise
 from cbjax.report import NotDrawable, redraw
 from cbjax.report.__main__ import main
+from cbjax.report.files import FIGURES
 from cbjax.results import describe_environment, open_study
 
 RUN_FIGURES = [
@@ -42,8 +43,9 @@ def make_study(tmp_path, batcher_run):
 
 
 def test_a_run_is_redrawn(runs):
-    _, written = redraw(runs[0].folder)
+    _, (report, *written) = redraw(runs[0].folder)
     assert sorted(path.name for path in written) == RUN_FIGURES == drawn(runs[0].folder)
+    assert report == runs[0].folder / "report.html" and report.is_file()
 
 
 def test_runs_with_fewer_rows_give_fewer_figures(runs):
@@ -57,11 +59,11 @@ def test_runs_with_fewer_rows_give_fewer_figures(runs):
 def test_a_study_is_compared_and_its_drawn_runs_are_redrawn(make_study):
     cells = {"a": {"config": {"budget": 64}}, "b": {"config": {"budget": 128}}}
     path = make_study(cells, ["budget"])
-    assert len(redraw(path)[1]) == 2 + len(RUN_FIGURES)
+    assert len(redraw(path)[1]) == 3 + len(RUN_FIGURES)
     assert drawn(path) == ["by_run.png", "comparison.txt", *RUN_FIGURES]
     first = next((path / "runs").iterdir())
     redraw(first)
-    assert len(redraw(path)[1]) == 2 + 2 * len(RUN_FIGURES)
+    assert len(redraw(path)[1]) == 3 + 2 * len(RUN_FIGURES)
 
 
 def test_many_variants_are_rows_of_several_tables_and_drawn_too(make_study):
@@ -71,15 +73,18 @@ def test_many_variants_are_rows_of_several_tables_and_drawn_too(make_study):
     redraw(path)
     assert drawn(path) == ["by_run.png", "comparison.txt", *RUN_FIGURES]
     text = (path / "figures" / "comparison.txt").read_text()
-    assert text.count("variant 6") == 3
+    compared, _, paired = text.partition("paired differences against 'variant 0'")
+    assert compared.count("variant 6") == 3
+    assert "variant 6" in paired
     assert "recomputed" in text
 
 
 def test_a_timeline_too_long_to_be_read_is_left_out(make_study, monkeypatch):
-    monkeypatch.setattr("cbjax.report.files.MOST_TIMELINE_SEATS", 1)
+    monkeypatch.setattr("cbjax.report.timeline.MOST_SEATS", 1)
     path = make_study({"a": {}, "b": {"config": {"budget": 64}}}, ["budget"])
     redraw(path)
     assert "timeline.png" not in drawn(path) and "gaps.png" in drawn(path)
+
 
 def test_a_sweep_over_two_settings_becomes_a_grid(make_study):
     cells = {
@@ -111,3 +116,17 @@ def test_a_folder_that_is_neither_is_a_clear_error(tmp_path, capsys):
 def test_reports_need_no_jax():
     program = "import sys, cbjax.report, cbjax.metrics; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_figures_come_in_every_format_asked_for(runs, capsys, monkeypatch):
+    monkeypatch.setattr("cbjax.report.files.FIGURES", {"gaps": FIGURES["gaps"]})
+    folder = runs[0].folder
+    assert main([str(folder), "--format", "pdf,svg"]) == 0
+    assert drawn(folder) == ["gaps.pdf", "gaps.png", "gaps.svg", "trace.json"]
+    before = {name: (folder / "figures" / name).read_bytes() for name in ("gaps.pdf", "gaps.svg")}
+    main([str(folder), "--format", "pdf,svg"])
+    for name, content in before.items():
+        assert (folder / "figures" / name).read_bytes() == content, f"{name} differs when redrawn"
+    with pytest.raises(SystemExit):
+        main([str(folder), "--format", "gif"])
+    assert "'gif': use png, svg, pdf" in capsys.readouterr().err

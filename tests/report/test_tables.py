@@ -45,13 +45,13 @@ def test_sweeps_have_a_row_per_run(runs):
     table = collect_runs(runs[0].folder.parent)
     text = plain_text(sweep_table(table, ["policy.name"]))
     assert text.count("static padded") == 1
-    assert "policy.name" in text
+    assert "policy " in text
 
 
 def test_headers_of_sweeps_keep_their_words_whole_in_80_columns():
-    row = {"policy.max_num_batched_tokens": 16, "kv.block_size": 4}
+    row = {"policy.max_num_batched_tokens": 16, "kv.block_size": 4, "seed": 0}
     row |= {name: 0.5 for name in SWEPT}
-    text = plain_text(sweep_table(pl.DataFrame([row]), list(row)[:2]), width=80)
+    text = plain_text(sweep_table(pl.DataFrame([row]), list(row)[:3]), width=80)
     assert "…" not in text
     assert "preemptions" in text
     assert "positions)" in text

@@ -6,8 +6,9 @@ import pytest
 
 from cbjax.report import capacities, capacity_table, plain_text, views
 from cbjax.report.lines import lines_of
+from cbjax.report.views.classes import jain
 from cbjax.report.views.tradeoff import pareto
-from cbjax.results import write_capacity
+from cbjax.results import collect_runs, write_capacity
 from tests.report.test_figures import assert_legible
 
 RATE = "workload.arrivals.rate"
@@ -106,3 +107,48 @@ def test_capacities_are_drawn_and_ranked(tmp_path):
     assert text.index("vllm") < text.index("orca")
     with pytest.raises(FileNotFoundError, match="study.search was not set"):
         views.get("capacity")(pl.DataFrame(), tmp_path / "elsewhere")
+
+
+def test_variants_of_one_policy_are_told_apart_by_colour():
+    rows = study(policies=("vllm",)).with_columns(
+        label=pl.col("label") + pl.Series([", victim=a", ", victim=b"] * 3)
+    )
+    first, second = lines_of(rows, RATE)
+    assert first.style["color"] != second.style["color"]
+
+
+def titles_of(figure):
+    return [axis.get_title(loc="left") for axis in figure.axes if axis.axison]
+
+
+def test_classes_are_drawn_apart_with_their_fairness(tmp_path, batcher_run):
+    rates = {"workload": {"arrivals": {"rate": 1.0}}}, {"workload": {"arrivals": {"rate": 4.0}}}
+    for place, config in enumerate(rates):
+        batcher_run(f"vllm {place}", config=config)
+    rows = collect_runs(tmp_path).with_columns(label=pl.lit("vllm"), policy=pl.lit("vllm"))
+    figure = views.get("classes")(rows, tmp_path, x=RATE)
+    assert_legible(figure)
+    assert titles_of(figure)[:3] == [
+        "TTFT p95 of chat (s)", "E2E by output token of chat (s)",
+        "fairness between the classes (Jain)",
+    ]
+
+
+def test_fairness_is_between_one_of_all_and_1():
+    assert jain(np.array([2.0, 2.0, 2.0])) == pytest.approx(1)
+    assert jain(np.array([9.0, 0.0, 0.0])) == pytest.approx(1 / 3)
+
+
+def test_block_sizes_are_measured_counted_and_on_paper(tmp_path):
+    rows = pl.DataFrame({
+        "label": ["block_size=1", "block_size=64"], "policy": ["vllm", "vllm"],
+        "kv.block_size": [1, 64], "environment.attention_ms": [2.0, 1.0], "kv_waste": [0.0, 0.2],
+    })
+    figure = views.get("block_size")(rows, tmp_path, context=100)
+    assert_legible(figure)
+    lines = {axis.get_title(loc="left"): axis.get_lines()[0] for axis in figure.axes if axis.axison}
+    np.testing.assert_allclose(
+        lines["block fetches a sequence, counted"].get_ydata(), [100, 2]
+    )
+    read = lines["KV read, roofline on paper (us)"].get_ydata()
+    assert read[1] / read[0] == pytest.approx(128 / 100), "blocks are read whole"

@@ -90,6 +90,9 @@ class Replayed:
     def place(self, request_id: int, row: int) -> None:
         """Nothing depends on the row."""
 
+    def move(self, state, host_plan):
+        """There is no KV to move."""
+
     def execute(self, state, plan, host_plan, rung):
         self.clock.wait_until(self.clock.now() + self.durations[self.iteration])
         self.iteration += 1

@@ -11,7 +11,9 @@ from cbjax.simulate import costs, histogram, stream_of_columns
 from cbjax.simulate.work import Work
 
 
-def work(tokens=(1,), *, prefill=0, sequences=1, context=0, attended=0.0, iteration=0) -> Work:
+def work(
+    tokens=(1,), *, prefill=0, sequences=1, context=0, attended=0.0, iteration=0, moved=0
+) -> Work:
     tokens = jnp.asarray(tokens, jnp.int32)
 
     def same(value, kind=jnp.int32):
@@ -19,7 +21,7 @@ def work(tokens=(1,), *, prefill=0, sequences=1, context=0, attended=0.0, iterat
 
     return Work(
         same(iteration), tokens, same(prefill), same(sequences), same(context),
-        same(attended, jnp.float32),
+        same(attended, jnp.float32), same(moved),
     )
 
 
@@ -36,6 +38,8 @@ def test_every_cost_model_is_found_by_its_file():
 def test_linear():
     cost = costs.linear(base_s=0.004, per_token_s=2e-5, per_context_s=1e-6)
     assert seconds(cost, (1, 100), context=1000) == pytest.approx([0.00502, 0.007])
+    swapping = costs.linear(base_s=0.004, per_moved_block_s=1e-3)
+    assert seconds(swapping, (1,), moved=3) == pytest.approx([0.007])
 
 
 def test_roofline_takes_the_longer_of_memory_and_arithmetic():

@@ -26,6 +26,7 @@ from cbjax.workload import Workload, tokenise_workload
 
 _CAPACITIES = "capacities of simulations"
 _NUMBERS = ("blocks", "blocks_per_sequence", "cached_tokens")
+MOST_BLOCKS = 1 << 24
 
 
 def serve(
@@ -73,8 +74,9 @@ def serve(
 def prepare(configs: Sequence[RunConfig], shared: dict[str, Any]) -> int:
     """One compiled program for cells that differ in numbers, on all cores; see `simulate_many`.
 
-    Pools, block sizes and tables are numbers below capacities, so the cells of a policy share the
-    greatest. Seats and tokens of an iteration decide the ladder and stay each cell's own.
+    Pools, block sizes and tables are numbers below capacities, so the cells of a policy that names
+    its blocks share the greatest. Seats and tokens of an iteration decide the ladder and stay each
+    cell's own.
     """
     capacities: dict[Any, Limits] = shared.setdefault(_CAPACITIES, {})
     for config in configs:
@@ -136,12 +138,16 @@ def limits_and_system(config: RunConfig, policy: Policy) -> tuple[Limits, System
             raise ConfigError(f"{field} = null: a simulation measures no memory; give a number")
     assert longest is not None
     shares = policy.traits.shares
+    swap_blocks = sizes.pop("swap_blocks")
     limits = limits_for(
         policy, max_length=longest, tables=shares, context=longest if shares else 0, **sizes
     )
+    if not shares:
+        # Blocks are only counted: one compiled program serves every pool.
+        limits = replace(limits, blocks=max(limits.blocks, MOST_BLOCKS))
     return limits, system(
         limits, block_size=sizes["block_size"], num_blocks=sizes["num_blocks"],
-        max_length=longest,
+        max_length=longest, swap_blocks=swap_blocks,
     )
 
 

@@ -104,7 +104,7 @@ def _scale(axis: Axes, lines: Sequence[Line], metric: str) -> None:
         axis.set_xlim(left=0)
     values = np.concatenate([line.values(metric) for line in lines])
     positive = values[values > 0]
-    of_time = metric.partition(".")[0].endswith("_s") and "." in metric
+    of_time = metric_title(metric).endswith(("(s)", "(ms)"))
     if of_time and len(positive) and positive.max() > WIDE_RANGE * positive.min():
         axis.set_yscale("log")
         axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")

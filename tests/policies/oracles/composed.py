@@ -26,12 +26,14 @@ class Composed(Scheduler):
     iteration: int = -1
     queued: dict[int, int] = field(default_factory=dict)  # iteration of entry into the queue
     left: int = 0
+    held: dict[int, int] = field(default_factory=dict)  # blocks before this iteration
 
     def schedule(self) -> dict:
         self.iteration += 1
         for sequence in self.queue:
             self.queued.setdefault(sequence.id, self.iteration)
         self.left = self.max_num_batched_tokens
+        self.held = {sequence.id: sequence.blocks for sequence in self.running}
         victims: list[Sequence] = []
         for sequence in list(self.running):
             if self.left == 0:
@@ -59,6 +61,8 @@ class Composed(Scheduler):
             "last_admitted": lambda one: self.running.index(one),
             "fewest_outputs": lambda one: (-one.outputs, one.id),
             "lowest_priority": lambda one: (one.priority, one.id),
+            "longest_prompt": lambda one: (one.prompt, one.id),
+            "most_blocks": lambda one: (self.held[one.id], one.id),
         }[self.victim]
         victim = max(self.running, key=key)
         self.left += sum(tokens for one, tokens in self.scheduled if one is victim)
@@ -80,6 +84,7 @@ class Composed(Scheduler):
         key = {
             "arrival": lambda one: 0,
             "shortest_prompt_first": lambda one: one.prompt,
+            "shortest_answer_first": lambda one: one.max_tokens,
             "priority": lambda one: one.priority,
             "longest_waiting": lambda one: self.queued[one.id],
         }[self.order]

@@ -110,3 +110,45 @@ class Vllm(Scheduler):
             self.run(head, tokens)
             left -= tokens
         return "queue_empty"
+
+
+@dataclass
+class Vllm011(Vllm):
+    """Release 0.11: the first chunk is all that must fit, and a whole prompt may be passed by."""
+
+    scheduler_reserve_full_isl: bool = False
+
+    def _capped(self, tokens: int, alone: bool) -> int:
+        threshold = self.long_prefill_token_threshold
+        return min(tokens, threshold) if threshold else tokens
+
+    def _admit(self, left: int, alone: bool, new: list[Sequence], resumed: list[Sequence]) -> str:
+        passed: list[Sequence] = []
+        why = None
+        while self.queue and why is None:
+            head = self._head()
+            tokens = self._capped(head.tokens, alone)
+            if len(self.running) == self.max_num_seqs:
+                why = "seats"
+            elif left == 0:
+                why = "budget"
+            elif tokens > left and not self.enable_chunked_prefill:
+                self.queue.remove(head)
+                passed.append(head)
+            elif self.blocks_of(min(tokens, left)) > self.free:
+                why = "blocks"
+            else:
+                self.queue.remove(head)
+                self.running.append(head)
+                (resumed if head.ran_before else new).append(head)
+                head.ran_before = True
+                self.take(head, self.blocks_of(min(tokens, left)))
+                self.run(head, min(tokens, left))
+                left -= min(tokens, left)
+        if why is None:
+            why = "budget" if passed else "queue_empty"
+        # They wait where they waited.
+        self.queue = passed + self.queue
+        if self.policy == "priority":
+            self.queue.sort(key=lambda sequence: sequence.id)
+        return why

@@ -1,0 +1,58 @@
+"""Kinds of requests apart: what each class waits, and how fairly the classes are treated."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from matplotlib.figure import Figure
+
+from cbjax.metrics import request_latencies
+from cbjax.report.views.curves import draw as draw_curves
+from cbjax.results import read_run
+
+FAIRNESS = "fairness between the classes (Jain)"
+
+
+def draw(
+    rows: pl.DataFrame, folder: Path, *, x: str, metrics: Sequence[str] = ("output_tokens_per_s",)
+) -> Figure:
+    """Draw each class's TTFT p95 and mean E2E latency by output token, the fairness, and metrics.
+
+    The fairness is Jain's index of the classes' mean E2E latencies by output token: 1 if they are
+    alike, 1/n if one of n classes takes all the time.
+
+    Args:
+        rows: from `collect_runs`, of runs that kept their requests.
+        folder: of the study; not used.
+        x: column of the setting, numbers.
+        metrics: columns drawn behind these.
+    """
+    told = pl.DataFrame([by_class(Path(run)) for run in rows["folder"]])
+    rows = pl.concat([rows, told], how="horizontal")
+    return draw_curves(rows, folder, x=x, metrics=[*told.columns, *metrics])
+
+
+def by_class(run: Path) -> dict[str, float]:
+    """What the requests of one run say, by name of the panel."""
+    requests = read_run(run).tables.requests
+    latencies = request_latencies(requests).join(
+        requests.select("request_id", "output_tokens"), on="request_id"
+    ).filter(outcome="completed")
+    stretch = pl.col("e2e_s") / pl.col("output_tokens")
+    groups = latencies.group_by("class").agg(
+        pl.col("ttft_s").quantile(0.95, "linear"), stretch.mean().alias("stretch"),
+    ).sort("class")
+    names = groups["class"]
+    return {
+        **{f"TTFT p95 of {one} (s)": float(value)
+           for one, value in zip(names, groups["ttft_s"], strict=True)},
+        **{f"E2E by output token of {one} (s)": float(value)
+           for one, value in zip(names, groups["stretch"], strict=True)},
+        FAIRNESS: jain(groups["stretch"].to_numpy()),
+    }
+
+
+def jain(values: np.ndarray) -> float:
+    """Jain's index of fairness: (sum x)^2 / (n sum x^2)."""
+    return float(values.sum() ** 2 / (len(values) * np.square(values).sum()))
