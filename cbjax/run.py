@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 
     from cbjax.experiment.backends import Progress
 
-WRONG, INTERRUPTED = 2, 130
+FAILED, WRONG, INTERRUPTED = 1, 2, 130
 USAGE = """\
 python -m cbjax.run +experiment=NAME [KEY=VALUE ...]
 
   KEY=VALUE        a setting (seats=4, kv.block_size=8) or a choice of a group (policy=orca)
   KEY=A,B,C        sweeps the setting; the study has a run for every combination
+  repeats=N        every run N times, with seeds that follow one another
+  dry_run=true     shows the runs, the time and the memory they may take, and starts nothing
+  launcher=NAME    runs by other processes or machines: joblib, ray, submitit, slurm
+  isolate=true     a process of its own for every run
   force=true       runs again what is finished already
   results_dir=DIR  where results go (default: results)
   --cfg            print the settings of every run instead of running
@@ -32,7 +36,10 @@ python -m cbjax.run +experiment=NAME [KEY=VALUE ...]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: 0, 2 for a wrong setting, 130 for Ctrl-C."""
+    """Run the command line; returns the exit status.
+
+    0; 1 where a cell failed, 2 for a wrong setting, 130 for Ctrl-C.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or {"-h", "--help"} & set(arguments):
         print(help_text())
@@ -54,7 +61,7 @@ def help_text() -> str:
         for group, more in (
             ("policy", module_names("cbjax.policies")), ("model", hardware.models.names()),
             ("hardware", hardware.names()), ("workload", []), ("kv", []), ("ladder", []),
-            ("backend", []), ("slo", []),
+            ("backend", []), ("slo", []), ("launcher", []),
         )
     }
     return "\n".join([
@@ -101,34 +108,44 @@ def _run(arguments: list[str]) -> int:
         return 0
     from rich.console import Console
 
-    from cbjax.experiment import run_experiment
-    from cbjax.experiment.show import show_study
+    from cbjax.experiment import estimate_cells, run_experiment
+    from cbjax.experiment.cell import CellFailed
+    from cbjax.experiment.show import show_estimates, show_study
     from cbjax.results import FolderInUse
 
     console = Console(soft_wrap=True, highlight=False, markup=False)
     console.print(f"{experiment.name}: {experiment.description}")
+    if experiment.dry_run:
+        show_estimates(estimate_cells(experiment), console.print)
+        return 0
     try:
         with _bars(console) as progress:
             result = run_experiment(experiment, progress=progress, say=console.print)
     except FolderInUse as error:
         raise ConfigError(str(error)) from error
+    except CellFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
     show_study(result, console.print)
-    return 0
+    return FAILED if result.failed else 0
 
 
 @contextmanager
 def _bars(console: "Console") -> Iterator["Progress"]:
-    """A progress bar in a terminal; nothing where the output goes to a file."""
+    """Bars of the study and of its cell in a terminal; nothing where the output goes to a file."""
     from rich import progress as rich
+
+    from cbjax.experiment.pace import CELLS
 
     columns = (
         rich.TextColumn("  {task.description}"), rich.BarColumn(), rich.MofNCompleteColumn(),
         rich.TimeElapsedColumn(),
     )
     with rich.Progress(*columns, console=console, transient=True) as bars:
-        task = bars.add_task("", visible=False)
+        study, cell = bars.add_task("", visible=False), bars.add_task("", visible=False)
 
         def progress(label: str, done: int, total: int) -> None:
+            task = study if label.startswith(CELLS) else cell
             bars.update(task, description=label, completed=done, total=total, visible=done < total)
 
         yield progress

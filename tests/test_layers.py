@@ -24,6 +24,7 @@ BELOW = {
     "cbjax.results": {"cbjax.metrics"},
     "cbjax.capacity": {"cbjax.metrics"},
     "cbjax.report": {"cbjax.hardware", "cbjax.metrics", "cbjax.results"},
+    "cbjax.collect": {"cbjax.metrics", "cbjax.report", "cbjax.results"},
     "cbjax.roofline": {"cbjax.config", "cbjax.hardware", "cbjax.report"},
     "cbjax.engine": {
         "cbjax.cache", "cbjax.core", "cbjax.models", "cbjax.policies", "cbjax.metrics",
@@ -49,6 +50,7 @@ ONLY_IN = {
     "rich": {"cbjax.report", "cbjax.run", "cbjax.parity", "cbjax.roofline"},
     "polars": {
         "cbjax.metrics", "cbjax.results", "cbjax.report", "cbjax.experiment", "cbjax.roofline",
+        "cbjax.collect",
         "cbjax.simulate", "cbjax.workload",
     },
     "flax": {"cbjax.models"},

@@ -25,12 +25,15 @@ class CellPlan:
     overrides: tuple[str, ...]
 
 
-def plan_cells(study: StudyConfig, given: Sequence[Override]) -> list[CellPlan]:
-    """All cells of a study, variants first, then the grid in the order of its keys.
+def plan_cells(
+    study: StudyConfig, given: Sequence[Override], seeds: Sequence[int] = ()
+) -> list[CellPlan]:
+    """All cells of a study, variants first, then the grid in the order of its keys, then seeds.
 
     Args:
         study: variants and grid of the experiment's file.
         given: the user's overrides, sweeps (`seats=4,8`, `seed=range(3)`) among them.
+        seeds: of the repetitions, if there are several.
 
     Raises:
         ConfigError: an axis without values, or an override without a value to sweep.
@@ -41,6 +44,12 @@ def plan_cells(study: StudyConfig, given: Sequence[Override]) -> list[CellPlan]:
             grid[override.key_or_group] = sweep_values(override)
         else:
             grid.pop(override.key_or_group, None)
+    if len(seeds) > 1:
+        if "seed" in grid:
+            raise ConfigError(
+                f"repeats = {len(seeds)}: seed is swept already; leave one of the two out"
+            )
+        grid["seed"] = [as_text(seed) for seed in seeds]
     empty = [key for key, values in grid.items() if not values]
     if empty:
         raise ConfigError(f"study.grid.{empty[0]} = []: give at least one value")

@@ -8,8 +8,9 @@ appears.
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import cache, lru_cache, partial
 from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
@@ -18,7 +19,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from cbjax import hardware
@@ -26,22 +27,40 @@ from cbjax.config.errors import ConfigError, nearest
 from cbjax.config.paths import config_dir, group_choices, module_names
 from cbjax.config.schema import RootConfig
 
-GROUPS = ("policy", "kv", "ladder", "model", "hardware", "workload", "backend", "slo")
+GROUPS = ("policy", "kv", "ladder", "model", "hardware", "workload", "backend", "slo", "launcher")
+# What Hydra's launchers are chosen and set by.
+OF_HYDRA = ("hydra/launcher", "hydra.launcher.")
 OPEN = ("policy.", "workload.trace.options.")
 Compose = Callable[[Sequence[str]], RootConfig]
 
 
 @contextmanager
 def composer() -> Iterator[Compose]:
-    """A function from overrides to a checked config; a notebook's own Hydra is left as it was."""
+    """A function from overrides to a checked config; a notebook's own Hydra is left as it was.
+
+    Hydra needs a good part of a second for a composition. The cells of a grid differ in numbers
+    mostly, so each choice of groups is composed once, and what else differs is set on a copy.
+    """
     _register()
+    composed: dict[tuple[str, ...], DictConfig] = {}
     held = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(config_dir()), version_base="1.3", job_name="cbjax"):
-            yield _compose
+            yield partial(_compose, composed)
     finally:
         GlobalHydra.instance().hydra = held
+
+
+def hydra_settings(overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What an experiment says to Hydra: settings of a launcher, and axes for its sweeper.
+
+    Called within `composer`. The launcher is empty where none is chosen, that is Hydra's basic one.
+    """
+    node = compose("config", overrides=_spelled_out(overrides), return_hydra_config=True).hydra
+    launcher = cast(dict[str, Any], OmegaConf.to_container(node.launcher, resolve=False))
+    basic = launcher["_target_"].endswith(".BasicLauncher")
+    return {} if basic else launcher, dict(node.sweeper.params or {})
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
@@ -50,17 +69,18 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     Raises:
         ConfigError: one is not of the form key=value.
     """
-    parser = OverridesParser.create()
-    parsed = []
-    for text in overrides:
-        try:
-            parsed.append(parser.parse_override(text))
-        except HydraException as error:
-            raise ConfigError(
-                f"{text!r} is not an override: write key=value, e.g. seats=4 or policy=orca "
-                f"({_first_line(error)})"
-            ) from error
-    return parsed
+    return [_parse(text) for text in overrides]
+
+
+@lru_cache(4096)  # the cells of a grid have most of their overrides in common
+def _parse(text: str) -> Override:
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        raise ConfigError(
+            f"{text!r} is not an override: write key=value, e.g. seats=4 or policy=orca "
+            f"({_first_line(error)})"
+        ) from error
 
 
 def _register() -> None:
@@ -88,21 +108,53 @@ def _unlisted() -> dict[str, dict[str, dict[str, Any]]]:
     }
 
 
-def _compose(overrides: Sequence[str]) -> RootConfig:
-    parsed = parse(overrides)
-    _refuse_unknown(parsed)
-    # A policy's YAML need not name every knob, nor a trace's every option; whether there is such a
-    # one is asked of a function's signature.
-    texts = [
-        f"++{text.lstrip('+')}" if override.key_or_group.startswith(OPEN) else text
-        for text, override in zip(overrides, parsed, strict=True)
-    ]
+def _compose(
+    composed: dict[tuple[str, ...], DictConfig], overrides: Sequence[str]
+) -> RootConfig:
+    _refuse_unknown(parse(overrides))
+    texts = _spelled_out(overrides)
+    parsed = parse(texts)
+    values = [one for one in parsed if _is_plain_value(one)]
+    choices = tuple(
+        text for text, one in zip(texts, parsed, strict=True) if one not in values
+    )
     try:
-        return cast(RootConfig, OmegaConf.to_object(compose("config", overrides=texts)))
+        if choices not in composed:
+            composed[choices] = compose("config", overrides=list(choices))
+        config = deepcopy(composed[choices])
+        for one in values:
+            OmegaConf.update(
+                config, one.key_or_group, one.value(), merge=True, force_add=one.is_force_add()
+            )
+        return cast(RootConfig, OmegaConf.to_object(config))
     except ConfigError:
         raise
     except (HydraException, OmegaConfBaseException) as error:
+        missing = re.search(r"hydra/launcher/(\w+)|hydra/launcher: (\w+)", str(error))
+        if missing:
+            raise ConfigError(
+                f"launcher = {missing[1] or missing[2]!r}: Hydra knows no such launcher; its "
+                'plugins come with pip install "cbjax[launchers]"'
+            ) from error
         raise ConfigError(_in_plain_words(error)) from error
+
+
+def _spelled_out(overrides: Sequence[str]) -> list[str]:
+    # A policy's YAML need not name every knob, nor a trace's every option; whether there is such a
+    # one is asked of a function's signature. A launcher's options are its library's.
+    free = (*OPEN, OF_HYDRA[1])
+    return [
+        f"++{text.lstrip('+')}" if override.key_or_group.startswith(free) else text
+        for text, override in zip(overrides, parse(overrides), strict=True)
+    ]
+
+
+def _is_plain_value(override: Override) -> bool:
+    """Whether it sets a value of the schema, and chooses, adds and deletes nothing."""
+    key = override.key_or_group
+    if key in GROUPS or key.startswith("hydra"):
+        return False
+    return not (override.is_add() or override.is_delete() or override.is_sweep_override())
 
 
 def _refuse_unknown(parsed: Sequence[Override]) -> None:
@@ -112,6 +164,13 @@ def _refuse_unknown(parsed: Sequence[Override]) -> None:
             choices = {**group_choices(key), **_unlisted().get(key, {})}
             if override.value() not in choices:
                 raise ConfigError(f"{key} = {override.value()!r}: {_among(override, choices)}")
+        elif key.startswith("hydra"):
+            if not key.startswith(OF_HYDRA):
+                raise ConfigError(
+                    f"{override.input_line}: of Hydra's own settings only the launcher's count "
+                    "here (hydra/launcher=joblib, hydra.launcher.n_jobs=4); where results go is "
+                    "results_dir"
+                )
         elif key not in GROUPS and key != "experiment" and not _may_exist(key):
             value = override.get_value_element_as_str()
             raise ConfigError(f"{key} = {value}: there is no such setting; {_nearest_key(key)}")

@@ -2,13 +2,14 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from hydra.core.override_parser.types import Override
 
-from cbjax.config.cells import CellPlan, plan_cells
+from cbjax.config.cells import CellPlan, plan_cells, sweep_values
 from cbjax.config.checks import run_config
-from cbjax.config.compose import Compose, composer, parse
+from cbjax.config.compose import Compose, composer, hydra_settings, parse
 from cbjax.config.errors import ConfigError, nearest
 from cbjax.config.paths import group_choices
 from cbjax.config.schema import RunConfig, StudyConfig
@@ -41,6 +42,9 @@ class Experiment:
         study: what to show.
         results_dir: where results go.
         force: redo finished runs.
+        isolate: a process for every run.
+        dry_run: nothing is to be run.
+        launcher: settings of the Hydra launcher that is to run the cells; empty: they run here.
         command: what to type to run it again.
     """
 
@@ -50,6 +54,9 @@ class Experiment:
     study: StudyConfig
     results_dir: str = "results"
     force: bool = False
+    isolate: bool = False
+    dry_run: bool = False
+    launcher: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
 
     @property
@@ -91,11 +98,15 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> Experiment:
     chosen = f"+experiment={name}"
     with composer() as compose:
         base = compose([chosen, *fixed])
-        plans = plan_cells(base.study, given)
+        launcher, sweeper = hydra_settings([chosen, *fixed])
+        seeds = range(base.seed, base.seed + base.repeats)
+        plans = plan_cells(_with_grid_of(sweeper, base.study), given, seeds)
+        if base.repeats > 1:
+            fixed = [_text(one) for one in parse(fixed) if one.key_or_group != "seed"]
         cells = tuple(_cell(plan, compose, [chosen, *plan.overrides, *fixed]) for plan in plans)
     return Experiment(
-        name, known[name], cells, base.study, base.results_dir, base.force,
-        command=_command(chosen, given),
+        name, known[name], cells, base.study, base.results_dir, base.force, base.isolate,
+        base.dry_run, launcher, command=_command(chosen, given),
     )
 
 
@@ -103,6 +114,12 @@ def _command(chosen: str, given: Sequence[Override]) -> str:
     """Where results go and whether they are redone does not change what is run."""
     told = [_text(one) for one in given if one.key_or_group not in ("results_dir", "force")]
     return shlex.join(["python", "-m", "cbjax.run", chosen, *told])
+
+
+def _with_grid_of(sweeper: Mapping[str, Any], study: StudyConfig) -> StudyConfig:
+    """The study with the grid that its file wrote for Hydra's own sweeper, if it did."""
+    axes = {key: sweep_values(parse([f"{key}={value}"])[0]) for key, value in sweeper.items()}
+    return replace(study, grid={**axes, **study.grid})
 
 
 def _cell(plan: CellPlan, compose: Compose, overrides: Sequence[str]) -> Cell:

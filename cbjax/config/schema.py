@@ -384,8 +384,19 @@ class StudyConfig:
 
 @dataclass
 class RootConfig(RunConfig):
-    """Everything a composed config holds: the base of all runs, the study, and where it goes."""
+    """Everything a composed config holds: the base of all runs, the study, and how it is done.
+
+    Every cell is run `repeats` times, with the seeds `seed`, `seed + 1` and so on. With `isolate`
+    each has a process of its own. `dry_run` says what would be run, and runs nothing.
+    """
 
     study: StudyConfig = field(default_factory=StudyConfig)
+    repeats: int = 1
+    isolate: bool = False
+    dry_run: bool = False
     results_dir: str = "results"
     force: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least("repeats", self.repeats, 1)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -31,6 +32,7 @@ def search_capacity(cells: Sequence[Cell], wanted: SearchConfig, run: Runner) ->
 
     Raises:
         ConfigError: a cell without bounds or without a rate, or an impossible search.
+        Exception: the error of the first cell, if no search came to its end.
     """
     fields = asdict(wanted)
     limits = {name: fields.pop(name) for name in ("growth", "thrash", "lost")}
@@ -46,12 +48,17 @@ def search_capacity(cells: Sequence[Cell], wanted: SearchConfig, run: Runner) ->
     for number, cell in enumerate(cells, start=1):
         place = f"[{number}/{len(cells)}] "
         if cell not in searched:
-            run(cell, place)
+            run.attempt(cell, partial(run, cell, place))
             continue
         for seed in range(cell.config.seed, cell.config.seed + seeds):
-            found = greatest_load(_probe(cell, seed, seeds > 1, place, tolerances, run), search)
+            probe = _probe(cell, seed, seeds > 1, place, tolerances, run)
+            found = run.attempt(cell, partial(greatest_load, probe, search))
+            if found is None:
+                break
             rows += _rows(cell, seed, found)
             run.say(f"{place}{cell.label}: {found.low:.4g} pass, {found.high:.4g} requests/s fail")
+    if not rows and run.errors:
+        raise next(iter(run.errors.values()))
     return pl.DataFrame(rows)
 
 

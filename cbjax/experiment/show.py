@@ -4,20 +4,25 @@ from collections.abc import Callable
 from textwrap import shorten
 from typing import Any
 
+import polars as pl
+
 from cbjax.experiment.answers import Dialogue, one_of_each_class, read_answers
 from cbjax.experiment.command_lines import command_lines
+from cbjax.experiment.pace import in_words
 from cbjax.experiment.study import StudyResult
 from cbjax.report import (
     ascii_timeline,
     capacity_table,
     conditions,
+    estimates_table,
     grid_axes,
+    plain_text,
     study_table,
     view_tables,
 )
 from cbjax.results import has_capacity, read_capacity
 
-PROMPT_WIDTH = 200
+PROMPT_WIDTH, WIDEST = 200, 160
 
 
 def show_study(result: StudyResult, out: Callable[[Any], None]) -> None:
@@ -36,7 +41,7 @@ def show_study(result: StudyResult, out: Callable[[Any], None]) -> None:
         for dialogue in one_of_each_class(read_answers(runs[-1].folder), shown.answers):
             out(_as_text(dialogue))
     out("")
-    rows = result.comparison
+    rows = result.comparison.filter(pl.col("error").is_null())
     if has_capacity(result.folder):
         out(capacity_table(read_capacity(result.folder)))
         out(conditions(runs))
@@ -48,7 +53,34 @@ def show_study(result: StudyResult, out: Callable[[Any], None]) -> None:
         out(table)
     for file in result.figures:
         out(f"figure  {file}")
+    _show_failed(result, out)
+    cells, reused, failed = len(result.experiment.cells), len(result.reused), len(result.failed)
+    if cells > 1:
+        found = f", {reused} found finished" if reused else ""
+        wrong = f", {failed} failed" if failed else ""
+        out(f"cells   {cells}{found}{wrong}")
+    if rows["setting_hash"].n_unique() < len(rows):
+        out(f"table   python -m cbjax.collect {result.folder} --to table.tex")
     out(f"results {result.folder}")
+
+
+def show_estimates(cells: pl.DataFrame, out: Callable[[Any], None]) -> None:
+    """Show what `estimate_cells` found: a row per cell, and their sum."""
+    out(plain_text(estimates_table(cells), width=WIDEST))
+    left = cells.filter(~pl.col("finished"))
+    seconds = left["seconds"]
+    unknown = f" and {seconds.null_count()} cells of unknown length" if seconds.null_count() else ""
+    out(
+        f"{len(cells)} cells, {len(cells) - len(left)} finished before; the others take about "
+        f"{in_words(float(seconds.sum()))}{unknown} one after another; nothing was started"
+    )
+
+
+def _show_failed(result: StudyResult, out: Callable[[Any], None]) -> None:
+    for one in result.failed:
+        out(f"failed  {one.label}: {one.error}")
+    if result.failed:
+        out(f"errors  {result.folder}/runs/*/error.json; the same command tries them again")
 
 
 def _as_text(dialogue: Dialogue) -> str:

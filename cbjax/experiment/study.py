@@ -7,11 +7,11 @@ from typing import Any
 
 import polars as pl
 
-from cbjax.config import Experiment
+from cbjax.config import ConfigError, Experiment
 from cbjax.experiment.backends import Progress
 from cbjax.experiment.cell import settings
 from cbjax.experiment.fidelity import VARIED, compare_with_engine
-from cbjax.experiment.runner import Runner, Say
+from cbjax.experiment.runner import Failure, Say, runner_of
 from cbjax.experiment.search import RATE, search_capacity
 from cbjax.results import Run, Study, collect_runs, open_study, write_capacity, write_fidelity
 
@@ -25,16 +25,18 @@ class StudyResult:
         folder: where it lies.
         runs: in the order of the cells.
         reused: labels of the runs that were there before.
+        failed: cells that ended with an error; they are tried again next time.
     """
 
     experiment: Experiment
     folder: Path
     runs: tuple[Run, ...]
     reused: tuple[str, ...]
+    failed: tuple[Failure, ...] = ()
 
     @property
     def comparison(self) -> pl.DataFrame:
-        """One row per run, see `cbjax.collect_runs`."""
+        """One row per run, also of those that failed, see `cbjax.collect_runs`."""
         return collect_runs(self.folder)
 
     @property
@@ -58,13 +60,19 @@ def run_experiment(
     Returns:
         The study's folder, runs and figures; `print(result.comparison)` for its table.
 
+    An error of a cell is kept in its row, and the others go on.
+
     Raises:
-        ConfigError: a setting that only the backend or the workload can judge.
+        Exception: the error of the first cell, if no cell came through.
+        ConfigError: a setting that only the backend or the workload can judge; `dry_run`.
         FolderInUse: the same study is being run by another process.
     """
     say = say or (lambda text: None)
+    if experiment.dry_run:
+        raise ConfigError("dry_run = true: ask cbjax.experiment.estimate_cells what would be run")
     cells, search, fit = experiment.cells, experiment.study.search, experiment.study.fit
     swept = experiment.swept + ([RATE] if search else []) + (list(VARIED) if fit else [])
+    failed: tuple[Failure, ...] = ()
     with open_study(
         experiment.results_dir, experiment.name, study_settings(experiment),
         seed=cells[0].config.seed, swept=swept, views=experiment.study.views,
@@ -75,17 +83,18 @@ def run_experiment(
             reused = [cell.label for cell in cells]
             say("finished before; force=true runs it again")
         else:
-            run = Runner(study, progress, say)
+            run = runner_of(study, experiment, progress, say)
             if search is not None:
                 write_capacity(study.folder, search_capacity(cells, search, run))
             elif fit is not None:
                 write_fidelity(study.folder, compare_with_engine(cells, fit, run))
             else:
-                for number, cell in enumerate(cells, start=1):
-                    run(cell, f"[{number}/{len(cells)}] ")
-            reused = run.reused
+                run.all(cells)
+            reused, failed = run.reused, run.failed
+            if not study.order:
+                raise next(iter(run.errors.values()))
             _draw(study, experiment)
-    return StudyResult(experiment, study.folder, tuple(study.runs()), tuple(reused))
+    return StudyResult(experiment, study.folder, tuple(study.runs()), tuple(reused), failed)
 
 
 def study_settings(experiment: Experiment) -> dict[str, Any]:

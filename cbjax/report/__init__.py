@@ -3,6 +3,7 @@
 from cbjax.report.by_run import draw_by_run
 from cbjax.report.capacity import capacities, capacity_table
 from cbjax.report.distributions import draw_latencies
+from cbjax.report.estimates import estimates_table
 from cbjax.report.files import NotDrawable, draw_runs, draw_study, redraw
 from cbjax.report.gaps import draw_gaps
 from cbjax.report.grid import draw_grid, grid_axes
@@ -38,6 +39,7 @@ __all__ = [
     "draw_runs",
     "draw_study",
     "draw_timeline",
+    "estimates_table",
     "grid_axes",
     "house_style",
     "paired_differences",

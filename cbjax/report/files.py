@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 from matplotlib.figure import Figure
 from rich.console import Group, RenderableType
 
@@ -121,7 +122,7 @@ def draw_study(
     index = _index(folder)
     figures, title, names = folder / "figures", index["experiment"], index["runs"]
     figures.mkdir(exist_ok=True)
-    rows = collect_runs(folder)
+    rows = collect_runs(folder).filter(pl.col("error").is_null())
     axes = grid_axes(rows, index["swept"])
     table: RenderableType
     if is_full_grid(rows, axes):

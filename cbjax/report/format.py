@@ -45,6 +45,7 @@ TITLES: Mapping[str, str] = {
 SETTING_TITLES: Mapping[str, str] = {
     "policy.name": "policy",
     "kv.block_size": "KV block size (tokens)",
+    "block_size": "KV block size (tokens)",
     "kv.num_blocks": "KV blocks",
     "budget": "token budget (tokens)",
     "seats": "seats",

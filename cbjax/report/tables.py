@@ -14,8 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cbjax.metrics import as_slo
+from cbjax.report.averages import averages_table
 from cbjax.report.format import ABSENT, metric_title, number, setting_title, significant
-from cbjax.results import Run, flatten
+from cbjax.results import Run, average_seeds, flatten
 
 COMPARED = (
     "output_tokens_per_s",
@@ -83,13 +84,17 @@ def study_table(
     Args:
         rows: from `collect_runs`.
         runs: the same runs.
-        axes: settings that were swept. Up to three that every run has, and that tell the runs
-            apart, name the rows; otherwise the runs are variants, known by their labels, and the
-            table has several parts.
+        axes: settings that were swept. Many runs of several seeds become averages. Up to three
+            settings that every run has, and that tell the runs apart, name the rows; otherwise the
+            runs are variants, known by their labels, and the table has several parts.
         title: above the table.
     """
     if len(runs) <= MOST_COMPARED:
         return comparison_table(runs, title)
+    if rows["setting_hash"].n_unique() < len(rows):
+        shown = [name for name in SWEPT if name in rows.columns and rows[name].count()]
+        averages = averages_table(average_seeds(rows, shown), title)
+        return Group(averages, Text(conditions(runs)))
     whole = 1 <= len(axes) <= MOST_SETTINGS and not any(rows[axis].null_count() for axis in axes)
     if whole and rows.select(*axes, "seed").n_unique() == len(rows):
         return sweep_table(rows, axes, title=title)

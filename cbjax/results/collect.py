@@ -9,8 +9,8 @@ from typing import Any
 
 import polars as pl
 
-from cbjax.results.hashing import NOT_PART_OF_IDENTITY
-from cbjax.results.runs import is_run, read_settings
+from cbjax.results.hashing import NOT_PART_OF_IDENTITY, identity_hash
+from cbjax.results.runs import ERROR, SUMMARY, is_failure, is_run, read_settings
 
 # Facts of the machine that make timings incomparable when they differ.
 COMPARED_FACTS = ("device", "processor", "cores", "python", "versions", "source")
@@ -26,10 +26,13 @@ def collect_runs(path: str | Path, swept: Sequence[str] | None = None) -> pl.Dat
             the runs belong to. `label`, `policy` and the seed may always differ.
 
     Returns:
-        One row per run, in the order of the study:
+        One row per run, in the order of the study; a run that several studies have in common is
+        one row:
 
         * `experiment`, `study_hash`, `run_hash`, `folder`, `label`, `policy`, `seed`, `backend`,
           `offered_rate`;
+        * `setting_hash`: the same for runs that differ in nothing but their seeds and labels;
+        * `error`: why the run failed, and no metrics; null for a finished one;
         * one column per setting under its dotted name, e.g. `kv.block_size` (lists as JSON text);
         * one column per metric, its unit in its name, e.g. `ttft_s.p95`, `padding_fraction`,
           `waiting_s_by_reason.seats`;
@@ -76,6 +79,8 @@ FIXED_COLUMNS = {
     "seed": pl.Int64(),
     "backend": pl.String(),
     "offered_rate": pl.Float64(),
+    "setting_hash": pl.String(),
+    "error": pl.String(),
     "differs": pl.Boolean(),
     "differing_keys": pl.List(pl.String()),
 }
@@ -83,24 +88,29 @@ FIXED_COLUMNS = {
 
 def _runs_below(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Run folders with the index of their study ({} where there is none), in a stable order."""
-    if is_run(root):
+    if is_run(root) or is_failure(root):
         yield root, _study_of(root)
         return
     folders = [
-        folder.parent
-        for folder in sorted(root.rglob("summary.json"))
-        if is_run(folder.parent)
-        and not any(part.startswith(".") for part in folder.relative_to(root).parts)
+        file.parent
+        for name in (SUMMARY, ERROR)
+        for file in sorted(root.rglob(name))
+        if (is_run(file.parent) or is_failure(file.parent))
+        and not any(part.startswith(".") for part in file.relative_to(root).parts)
     ]
     studies = {folder: _study_of(folder) for folder in folders}
 
     def place(folder: Path) -> tuple[str, int]:
-        listed = studies[folder].get("runs", [])
+        listed = studies[folder].get("runs", []) + studies[folder].get("failed", [])
         known = folder.name in listed
         return str(folder.parent), listed.index(folder.name) if known else len(listed)
 
+    # Where one study took a run over from another, its name says that it is the same.
+    told, finished = set(), {folder.name for folder in folders if is_run(folder)}
     for folder in sorted(folders, key=place):
-        yield folder, studies[folder]
+        if folder.name not in told and (is_run(folder) or folder.name not in finished):
+            yield folder, studies[folder]
+            told.add(folder.name)
 
 
 def _study_of(run: Path) -> dict[str, Any]:
@@ -140,11 +150,18 @@ def _read_row(folder: Path, study: Mapping[str, Any]) -> _Row:
             "folder": str(folder),
             **told,
             "offered_rate": summary.get("offered_rate"),
+            "setting_hash": _setting_hash(config, environment),
+            "error": summary.get("error"),
         },
         settings={_setting(name): value for name, value in flatten(counted).items()},
         facts=flatten(environment, "environment."),
-        metrics=flatten(summary["metrics"]),
+        metrics=flatten(summary.get("metrics", {})),
     )
+
+
+def _setting_hash(config: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
+    settings = {key: value for key, value in config.items() if key != "seed"}
+    return identity_hash(settings, 0, str(environment.get("source")))
 
 
 def _setting(name: str) -> str:

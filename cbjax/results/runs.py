@@ -12,7 +12,7 @@ import yaml
 from cbjax.metrics import Tables
 from cbjax.results.hashing import plain
 
-SUMMARY = "summary.json"
+SUMMARY, ERROR = "summary.json", "error.json"
 TABLES = ("requests", "iterations", "schedule", "memory")
 
 
@@ -81,10 +81,38 @@ def write_run(
         table: pl.DataFrame | None = getattr(tables, name)
         if table is not None:
             table.write_parquet(folder / f"{name}.parquet")
+    _write_settings(folder, config, environment)
+    write_json(folder / SUMMARY, {**head, **named, **summary})
+
+
+def write_failure(
+    folder: Path, *, label: str, policy: str, seed: int, backend: str, config: Mapping[str, Any],
+    environment: Mapping[str, Any], error: str, traceback: str = "",
+) -> None:
+    """Write what is left of a run that ended with an error; it is no finished run.
+
+    Args:
+        folder: from `Study.new_run`; exists.
+        error: in one line, kind and text.
+        traceback: where it came from.
+        label, policy, seed, backend, config, environment: as of a run.
+    """
+    told = {"label": label, "policy": policy, "seed": int(seed), "backend": backend}
+    _write_settings(folder, config, environment)
+    write_json(folder / ERROR, {**told, "error": error, "traceback": traceback})
+
+
+def _write_settings(
+    folder: Path, config: Mapping[str, Any], environment: Mapping[str, Any]
+) -> None:
     settings = yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True)
     (folder / "config.yaml").write_text(settings, encoding="utf-8")
     write_json(folder / "environment.json", environment)
-    write_json(folder / SUMMARY, {**head, **named, **summary})
+
+
+def is_failure(folder: Path) -> bool:
+    """Whether the folder tells of a run that ended with an error."""
+    return (folder / ERROR).is_file()
 
 
 def is_run(folder: Path) -> bool:
@@ -95,17 +123,20 @@ def is_run(folder: Path) -> bool:
 def read_settings(folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """The run's (config, environment, summary), without its tables.
 
+    Of a run that failed, the summary is what its error.json tells.
+
     Raises:
-        NotARun: the folder holds no finished run.
+        NotARun: the folder holds neither.
     """
-    if not is_run(folder):
+    told = folder / (ERROR if is_failure(folder) else SUMMARY)
+    if not told.is_file():
         raise NotARun(
             f"{folder} is not a run: it has no {SUMMARY} and config.yaml; give a folder under "
             "results/<experiment>/<study>/runs"
         )
     config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")) or {}
     environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
-    summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    summary = json.loads(told.read_text(encoding="utf-8"))
     return config, environment, summary
 
 
@@ -124,6 +155,8 @@ def read_run(folder: str | Path) -> Run:
     """
     folder = Path(folder)
     config, environment, summary = read_settings(folder)
+    if is_failure(folder):
+        raise NotARun(f"{folder} is of a run that failed: {summary['error']}")
     found = {
         name: pl.read_parquet(folder / f"{name}.parquet")
         for name in TABLES

@@ -11,7 +11,16 @@ import time
 import polars as pl
 import pytest
 
-from cbjax.results import FolderInUse, NotARun, is_study, open_study, read_run, source_digest
+from cbjax.results import (
+    FolderInUse,
+    NotARun,
+    identity_hash,
+    is_finished,
+    is_study,
+    open_study,
+    read_run,
+    source_digest,
+)
 
 CONFIG = {"policy": {"name": "vllm"}, "kv": {"block_size": 16}}
 
@@ -182,3 +191,39 @@ def test_experiment_names_are_folder_names(tmp_path):
         with pytest.raises(ValueError, match="must be a plain name"):
             with open_study(tmp_path, name, CONFIG):
                 pass
+
+
+def told(files):
+    return {key: files[key] for key in ("label", "policy", "environment")}
+
+
+def test_a_study_with_a_failure_is_found_unfinished_and_keeps_its_other_runs(tmp_path, files):
+    bad = {**CONFIG, "kv": {"block_size": 32}}
+    with open_study(tmp_path, "demo", CONFIG) as study:
+        study.save_run(CONFIG, 0, **files)
+        study.save_failure(bad, 0, backend="test", error="ValueError: no", **told(files))
+        assert study.find_run(bad, 0) is None and study.find_failure(bad, 0) == "ValueError: no"
+    with pytest.raises(NotARun, match="failed: ValueError: no"):
+        read_run(study.path / "runs" / identity_hash(bad, 0))
+    with open_study(tmp_path, "demo", CONFIG) as again:
+        assert not again.finished and is_study(study.path), "the old one stays until this is done"
+        assert again.has_run(CONFIG, 0) and not again.has_run(bad, 0)
+        assert again.find_run(CONFIG, 0).label == "vllm"
+        again.save_run(bad, 0, **files)
+        assert again.find_failure(bad, 0) is None
+    assert len(again.runs()) == 2
+    with open_study(tmp_path, "demo", CONFIG) as last:
+        assert last.finished
+
+
+def test_runs_are_taken_over_from_other_studies_under_the_label_of_this_one(tmp_path, files):
+    with open_study(tmp_path, "demo", {"sweep": 1}) as first:
+        first.save_run(CONFIG, 0, **files)
+    with open_study(tmp_path, "demo", {"sweep": 2}) as second:
+        taken = second.find_run(CONFIG, 0, "seats=2")
+        assert taken.label == "seats=2" and taken.tables.requests.equals(files["tables"].requests)
+        assert is_finished(tmp_path, "demo", CONFIG, 0)
+        assert not is_finished(tmp_path, "other", CONFIG, 0)
+    assert first.runs()[0].label == "vllm"
+    with open_study(tmp_path, "other", {"sweep": 2}) as other:
+        assert other.find_run(CONFIG, 0) is None, "another experiment's are another's"

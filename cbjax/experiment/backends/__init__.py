@@ -2,7 +2,7 @@
 
 A backend is a module with one function, `serve(config, workload, recorder, shared, progress)`,
 that returns a `Served`. `shared` is a dictionary that lives as long as the study: what several
-cells can use, such as loaded weights, is kept there.
+cells can use, such as loaded weights, is kept there. It may have `prepare` as well, see below.
 """
 
 import importlib
@@ -60,3 +60,20 @@ def get(name: str) -> Backend:
     if name not in known:
         raise ConfigError(f"backend.name = {name!r}: {nearest(name, known)}")
     return importlib.import_module(f"{__name__}.{name}").serve
+
+
+def prepare(configs: Sequence[RunConfig], shared: dict[str, Any]) -> int:
+    """Let a backend know the cells that come, if it has a function `prepare` for it.
+
+    Args:
+        configs: of the cells.
+        shared: goes to every `serve`.
+
+    Returns:
+        How many of the cells may be served at a time, on threads of this process.
+    """
+    names = {config.backend.name for config in configs}
+    if len(names) != 1 or len(configs) == 1:
+        return 1
+    module = importlib.import_module(f"{__name__}.{names.pop()}")
+    return module.prepare(configs, shared) if hasattr(module, "prepare") else 1

@@ -1,6 +1,5 @@
 """A model under the wall clock: the engine of this package."""
 
-import itertools
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -20,8 +19,6 @@ from cbjax.models.load import LoadedModel
 from cbjax.workload import Workload, tokenise_workload
 
 CLOCKS: dict[str, Callable[[], Clock]] = {"wall": WallClock, "process": ProcessClock}
-# JAX keeps compiled programs for the life of the process, so only its first run starts cold.
-_served = itertools.count()
 
 
 def serve(
@@ -33,7 +30,6 @@ def serve(
         engine = _engine(config, shared, progress)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    fresh = next(_served) == 0
     with compiling_anew() if config.backend.cold_compile else nullcontext():
         compiled = engine.compile(progress)
     model = engine.model
@@ -56,7 +52,6 @@ def serve(
         "compile_s": round(compiled.seconds, 3),
         "compiles_after_start": engine.compilations_since_start,
         "cache_state": _cache_state(compiled.programs, compiled.cached),
-        "fresh_process": fresh,
         "num_blocks": engine.num_blocks,
         "block_table_bytes": 4 * engine.limits.seats * engine.limits.blocks_per_sequence,
         "weights": model.source_digest,

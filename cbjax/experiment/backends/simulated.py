@@ -1,6 +1,7 @@
 """The real scheduler under a virtual clock: a cost model says how long each iteration takes."""
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,9 +20,12 @@ from cbjax.metrics import Recorder
 from cbjax.simulate import Simulated, SimulationStalled, costs, histogram, simulate
 from cbjax.simulate.replay import replay
 from cbjax.simulate.results import describe_gaps, tables
+from cbjax.simulate.sweep import cores
 from cbjax.simulate.work import Cost
 from cbjax.workload import Workload, tokenise_workload
 
+_CAPACITIES = "capacities of simulations"
+_NUMBERS = ("blocks", "blocks_per_sequence", "cached_tokens")
 MOST_BLOCKS = 1 << 24
 
 
@@ -42,6 +46,7 @@ def serve(
     exact = config.record == "tokens"
     try:
         limits, numbers = limits_and_system(config, policy)
+        limits = shared.get(_CAPACITIES, {}).get(_program(policy, limits), limits)
         given = config.backend
         done = simulate(
             workload, policy, cost, limits, system=numbers,
@@ -64,6 +69,32 @@ def serve(
         environment=facts, tables=tables(done, **about),
         itl_s=describe_gaps(done) if streams else None,
     )
+
+
+def prepare(configs: Sequence[RunConfig], shared: dict[str, Any]) -> int:
+    """One compiled program for cells that differ in numbers, on all cores; see `simulate_many`.
+
+    Pools, block sizes and tables are numbers below capacities, so the cells of a policy that names
+    its blocks share the greatest. Seats and tokens of an iteration decide the ladder and stay each
+    cell's own.
+    """
+    capacities: dict[Any, Limits] = shared.setdefault(_CAPACITIES, {})
+    for config in configs:
+        try:
+            policy = build_policy(config.policy)
+            limits = limits_and_system(config, policy)[0]
+        except ValueError:
+            continue  # its cell will say so
+        greatest = capacities.setdefault(_program(policy, limits), limits)
+        most = {name: max(getattr(limits, name), getattr(greatest, name)) for name in _NUMBERS}
+        capacities[_program(policy, limits)] = replace(limits, **most)
+    # With every token recorded most of the time goes into its rows, on one core.
+    return 1 if any(config.record == "tokens" for config in configs) else cores()
+
+
+def _program(policy: Policy, limits: Limits) -> tuple[str, Limits]:
+    """What cells have in common if one program serves them."""
+    return policy.name, replace(limits, **{name: 1 for name in _NUMBERS})
 
 
 def build_cost(config: RunConfig) -> Cost:

@@ -21,6 +21,7 @@ METRICS = (
 COLUMNS = 3
 MOST_TICKS = 9
 OVERLOAD = 0.01
+INCHES_PER_CHARACTER, INCHES_PER_HANDLE = 0.075, 0.65  # of a legend
 
 
 def draw(
@@ -60,7 +61,11 @@ def draw(
             elif place + columns >= len(present):
                 panel.set_xlabel(safe(setting_title(x)))
         handles = panels[0].get_legend_handles_labels()[0][: len(lines)]
-        figure.legend(handles=handles, loc="outside lower center", ncols=min(len(lines), 5))
+        longest = max(len(line.label) for line in lines)
+        fitting = int(figure.get_figwidth() / (INCHES_PER_CHARACTER * longest + INCHES_PER_HANDLE))
+        figure.legend(
+            handles=handles, loc="outside lower center", ncols=min(len(lines), max(fitting, 1), 5)
+        )
     return figure
 
 
