@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +102,9 @@ def redraw(
         )
     table, written = draw_study(folder, formats)
     index = _index(folder)
-    runs = [read_run(folder / "runs" / name) for name in index["runs"]]
-    report = _write_report(folder, runs, table, written, index)
-    for run in runs:
-        if (run.folder / "figures").is_dir():
-            written += draw_runs([run], run.folder / "figures", formats)
+    report = _write_report(folder, _runs(folder, index["runs"]), table, written, index)
+    for figures in sorted(folder.glob("runs/*/figures")):
+        written += draw_runs([read_run(figures.parent)], figures, formats)
     return table, [report, *written]
 
 
@@ -171,6 +169,14 @@ def draw_runs(
 
 def _index(study: Path) -> dict[str, Any]:
     return json.loads((study / "study.json").read_text(encoding="utf-8"))
+
+
+def _runs(study: Path, names: Sequence[str]) -> list[Run]:
+    """The study's runs; of many without their rows, which would fill the memory."""
+    runs = (read_run(study / "runs" / name) for name in names)
+    if len(names) <= MOST_DRAWN:
+        return list(runs)
+    return [replace(run, tables=run.tables.at_level("summary")) for run in runs]
 
 
 def _write_report(

@@ -20,7 +20,7 @@ from cbjax.report.zoom import zoomable
 from cbjax.results import Run, flatten
 
 REPORT = "report.html"
-MOST_ZOOMED = 16
+MOST_NAMED = 16
 
 
 def write_report(
@@ -57,7 +57,7 @@ def write_report(
         differing=differing,
         blocks=list(_blocks(table)),
         figures=[_figure(path, draw, labels) for path, draw in figures.items()],
-        timelines=zoomable(runs) if len(runs) <= MOST_ZOOMED else None,
+        timelines=zoomable(runs),
         files=sorted(str(path.relative_to(folder)) for path in folder.rglob("*")
                      if path.is_file() and path.name != REPORT),
     )
@@ -102,7 +102,7 @@ def _blocks(shown: RenderableType) -> Iterator[dict[str, Any]]:
 def _figure(path: Path, draw: Callable[..., Any], labels: Sequence[str]) -> dict[str, str]:
     module = inspect.getmodule(draw)
     says = (inspect.getdoc(module) or path.stem).splitlines()[0]
-    shown = ", ".join(labels[:MOST_ZOOMED]) + (", …" if len(labels) > MOST_ZOOMED else "")
+    shown = ", ".join(labels[:MOST_NAMED]) + (", …" if len(labels) > MOST_NAMED else "")
     return {
         "name": path.stem, "caption": says, "alt": f"{says} Shown: {shown}.",
         "source": "data:image/png;base64," + b64encode(path.read_bytes()).decode(),
