@@ -43,7 +43,7 @@ class Line:
 
 
 def lines_of(rows: pl.DataFrame, setting: str) -> list[Line]:
-    """Group runs into lines; where all are of one policy, colours tell its variants apart.
+    """Group runs into lines; where all are of one policy, colours and dashes tell variants.
 
     Args:
         rows: from `collect_runs`.
@@ -65,7 +65,7 @@ def lines_of(rows: pl.DataFrame, setting: str) -> list[Line]:
         colour = policy_colour(group["policy"][0])
         if of_one_policy:
             colour = VARIANT_COLOURS[len(lines) % len(VARIANT_COLOURS)]
-        number = dashes[colour] = dashes.get(colour, -1) + 1
+        number = dashes[colour] = len(lines) if of_one_policy else dashes.get(colour, -1) + 1
         style = {"color": colour, "linestyle": LINE_STYLES[number % len(LINE_STYLES)]}
         at = means[setting].cast(pl.Float64).to_numpy()
         lines.append(Line(str(label), setting, at, means, style))
