@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from itertools import cycle, islice
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -147,17 +147,17 @@ def policy_colour(policy: str) -> str:
 def line_styles(policies: Sequence[str]) -> list[dict[str, Any]]:
     """Colour and dash per line: the policy's colour; lines of one colour differ in their dashes.
 
-    Where all lines are of one policy, colours tell them apart.
+    Where all lines are of one policy, colours and dashes tell them apart.
 
     Args:
         policies: of the lines, in the order of the study.
     """
-    colours = [policy_colour(policy) for policy in policies]
     if len(policies) > 1 and len(set(policies)) == 1:
-        colours = list(islice(cycle(VARIANT_COLOURS), len(policies)))
+        apart = zip(cycle(VARIANT_COLOURS), cycle(LINE_STYLES), policies, strict=False)
+        return [{"color": colour, "linestyle": dash} for colour, dash, _ in apart]
     seen: dict[str, int] = {}
     styles = []
-    for colour in colours:
+    for colour in map(policy_colour, policies):
         dash = LINE_STYLES[seen.get(colour, 0) % len(LINE_STYLES)]
         seen[colour] = seen.get(colour, 0) + 1
         styles.append({"color": colour, "linestyle": dash})

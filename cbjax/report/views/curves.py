@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator
 
 from cbjax.report.format import metric_title, setting_title, unit_of
 from cbjax.report.lines import Line, lines_of
@@ -107,6 +107,8 @@ def _scale(axis: Axes, lines: Sequence[Line], metric: str) -> None:
     of_time = metric_title(metric).endswith(("(s)", "(ms)"))
     if of_time and len(positive) and positive.max() > WIDE_RANGE * positive.min():
         axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+        axis.yaxis.set_minor_formatter(NullFormatter())
         axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     elif len(positive):
         axis.set_ylim(0, 1.06 * unit_of(metric) * positive.max())
