@@ -12,13 +12,14 @@ from cbjax.config.errors import ConfigError
 if TYPE_CHECKING:
     from cbjax.config.load import Cell, Experiment, experiments, load_config
     from cbjax.config.policy import build_policy
-    from cbjax.config.schema import RunConfig, StudyConfig
+    from cbjax.config.schema import RunConfig
+    from cbjax.config.study import StudyConfig
 
 _HOME = {
     "Cell": "load",
     "Experiment": "load",
     "RunConfig": "schema",
-    "StudyConfig": "schema",
+    "StudyConfig": "study",
     "build_policy": "policy",
     "experiments": "load",
     "load_config": "load",

@@ -13,7 +13,7 @@ from hydra.core.override_parser.types import Override
 
 from cbjax.config.compose import parse
 from cbjax.config.errors import ConfigError
-from cbjax.config.schema import StudyConfig
+from cbjax.config.study import StudyConfig
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from cbjax.config.checks import run_config
 from cbjax.config.compose import Compose, composer, hydra_settings, parse
 from cbjax.config.errors import ConfigError, nearest
 from cbjax.config.paths import group_choices
-from cbjax.config.schema import RunConfig, StudyConfig
+from cbjax.config.schema import RunConfig
+from cbjax.config.study import StudyConfig
 from cbjax.results import flatten
 
 

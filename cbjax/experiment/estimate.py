@@ -14,7 +14,7 @@ import psutil
 
 from cbjax import hardware
 from cbjax.config import Cell, Experiment, RunConfig
-from cbjax.config.schema import SearchConfig
+from cbjax.config.study import SearchConfig
 from cbjax.experiment.cell import asked_tokens, settings
 from cbjax.experiment.workload import build_workload
 from cbjax.hardware.roofline import StepCosts, step_costs

@@ -12,7 +12,8 @@ from typing import Any
 import polars as pl
 
 from cbjax.config import Cell, ConfigError
-from cbjax.config.schema import BackendConfig, FitConfig, KvConfig
+from cbjax.config.schema import BackendConfig, KvConfig
+from cbjax.config.study import FitConfig
 from cbjax.experiment.redecide import differing_iterations
 from cbjax.experiment.runner import Runner
 from cbjax.experiment.workload import build_workload

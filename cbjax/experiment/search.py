@@ -10,7 +10,7 @@ import polars as pl
 from cbjax.capacity import Bracket, Search, Tolerances, Verdict, greatest_load, judge
 from cbjax.capacity.search import Probe
 from cbjax.config import Cell, ConfigError
-from cbjax.config.schema import SearchConfig
+from cbjax.config.study import SearchConfig
 from cbjax.experiment.runner import Runner
 from cbjax.metrics import Slo
 

@@ -7,7 +7,7 @@ import pytest
 
 import cbjax
 from cbjax.config import ConfigError
-from cbjax.config.schema import StudyConfig
+from cbjax.config.study import StudyConfig
 from cbjax.experiment.fidelity import METRICS
 from cbjax.experiment.redecide import count_differing, differing_iterations
 from cbjax.report.views.published import compare
