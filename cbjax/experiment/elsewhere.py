@@ -14,6 +14,8 @@ from cbjax.config.launch import launch
 from cbjax.experiment.cell import CellFailed, keep_failure, run_cell, settings
 from cbjax.results import Study
 
+LAUNCHER_FILES = "launch"  # folder of a study; kept where a cell failed, for the logs in it
+
 
 def isolated(cell: Cell, study: Study) -> None:
     """Run a cell in a process of its own: nothing is compiled, cached or held from before.
@@ -46,7 +48,7 @@ def launched(
     Raises:
         Exception: whatever the launcher does if it loses a process.
     """
-    folder = study.folder.resolve() / "launch"
+    folder = study.folder.resolve() / LAUNCHER_FILES
     task = Task(tuple(cells), _absolute(study), isolate)
     launch(launcher, task, len(cells), folder)
 

@@ -41,7 +41,8 @@ def estimate_cells(experiment: Experiment) -> pl.DataFrame:
         `requests` and `tokens` (of prompts and, at most, of answers) of one, `seconds` of all and
         `memory_bytes` (null where nothing tells), `by` (finished runs, or a rule of thumb).
     """
-    known, runs = _Known(Path(experiment.results_dir)), _runs(experiment.study.search)
+    known = _Known(Path(experiment.results_dir), experiment.name)
+    runs = _runs(experiment.study.search)
     rows = []
     for cell in experiment.cells:
         done = not experiment.force and is_finished(
@@ -82,18 +83,27 @@ class _Told:
 
 
 class _Known:
-    """Finished runs, by backend, policy and, for a real model, the model."""
+    """Finished runs, by backend, policy and, for a real model, the model.
 
-    def __init__(self, root: Path) -> None:
-        rows = collect_runs(root) if root.is_dir() else pl.DataFrame()
-        wanted = {"environment.cell_s", "environment.asked_tokens", "model.source"}
-        self._rows = rows if wanted <= set(rows.columns) else rows.clear()
+    Those of the experiment tell best; those of others are read only if it has none of the kind.
+    """
+
+    def __init__(self, root: Path, name: str) -> None:
+        self._folders = (root / name, root)
+        self._rows: dict[Path, pl.DataFrame] = {}
 
     def of(self, config: RunConfig) -> _Told | None:
         """What runs like this took; None if there are none."""
-        if not len(self._rows):
+        return next(filter(None, (self._told(folder, config) for folder in self._folders)), None)
+
+    def _told(self, folder: Path, config: RunConfig) -> _Told | None:
+        if folder not in self._rows:
+            self._rows[folder] = collect_runs(folder) if folder.is_dir() else pl.DataFrame()
+        rows = self._rows[folder]
+        wanted = {"environment.cell_s", "environment.asked_tokens", "model.source"}
+        if not wanted <= set(rows.columns):
             return None
-        rows = self._rows.filter(
+        rows = rows.filter(
             (pl.col("backend") == config.backend.name)
             & (pl.col("policy.name") == config.policy["name"])
             & pl.col("environment.cell_s").is_not_null()

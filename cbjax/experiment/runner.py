@@ -1,5 +1,6 @@
 """Running the cells of one study: each once, finished ones are found again, none loses another."""
 
+import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -11,7 +12,7 @@ from cbjax.config import Cell, Experiment
 from cbjax.experiment import backends
 from cbjax.experiment.backends import Progress
 from cbjax.experiment.cell import CellFailed, in_one_line, keep_failure, run_cell, settings
-from cbjax.experiment.elsewhere import isolated, launched
+from cbjax.experiment.elsewhere import LAUNCHER_FILES, isolated, launched
 from cbjax.experiment.pace import Pace
 from cbjax.results import Run, Study, identity_hash
 
@@ -160,6 +161,8 @@ class Runner:
                 told = f"its process was lost ({in_one_line(lost)})" if lost else "it never ran"
             if told is not None:
                 self.attempt(cell, partial(_raise, told))
+        if not self.errors:
+            shutil.rmtree(self._study.folder / LAUNCHER_FILES, ignore_errors=True)
 
     def _watch(self, cells: Sequence[Cell], pace: Pace, ended: threading.Event) -> None:
         running = list(cells)

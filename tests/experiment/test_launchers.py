@@ -46,6 +46,7 @@ def test_launched_cells_are_those_of_this_process(tmp_path, launcher):
     assert there.failed[0].error.startswith("ConfigError: model.max_length = null")
     assert there.comparison["error"].count() == 2
     assert sum("/4]" in text for text in said) == 4
+    assert (there.folder / "launch").is_dir(), "where a cell failed, the launcher's logs are kept"
 
     here = run_experiment(toy("worked_example", tmp_path / "here", *SWEEP))
     for ours, theirs in zip(here.runs, there.runs, strict=True):

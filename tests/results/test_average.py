@@ -5,7 +5,8 @@ import pytest
 
 from cbjax import collect
 from cbjax.metrics import mean_interval
-from cbjax.results import average_seeds, collect_runs, open_study, parts_of
+from cbjax.report import plain_text, study_table
+from cbjax.results import average_seeds, collect_runs, open_study, parts_of, read_run
 
 SETTINGS = [(8, "budget=64, block_size=8"), (16, "budget=64, block_size=16")]
 
@@ -21,6 +22,20 @@ def sweep(tmp_path, small_files):
                 config = {"kv": {"block_size": block_size}, "seed": seed}
                 study.save_run(config, seed, **files)
     return study.path
+
+
+@pytest.fixture
+def make_more(tmp_path, small_files):
+    """More block sizes in a study beside it, so that there are too many runs for columns."""
+    def make(*block_sizes):
+        with open_study(tmp_path, "demo", {"more": True}, swept=["kv.block_size"]) as study:
+            for block_size in block_sizes:
+                for seed in range(3):
+                    files = small_files(f"budget=64, block_size={block_size}, seed={seed}")
+                    config = {"kv": {"block_size": block_size}, "seed": seed}
+                    study.save_run(config, seed, **files)
+
+    return make
 
 
 def test_seeds_become_one_row_with_mean_and_interval(sweep):
@@ -50,6 +65,15 @@ def test_a_metric_that_no_run_has_is_named(sweep):
 def test_parts_of_a_label():
     assert parts_of("static, long, seats=4, seed=1") == {"variant": "static, long", "seats": "4"}
     assert parts_of("budget=8, kv.block_size=4") == {"budget": "8", "kv.block_size": "4"}
+
+
+def test_a_study_of_several_seeds_is_shown_as_averages(sweep, make_more):
+    make_more(2, 4)
+    rows = collect_runs(sweep.parent)
+    runs = [read_run(folder) for folder in rows["folder"]]
+    shown = plain_text(study_table(rows, runs, ["kv.block_size"]))
+    assert "KV block size" in shown and "±" in shown and "3 seeds" in shown
+    assert "seed=" not in shown, "a row per setting and none per seed"
 
 
 def test_collect_writes_rows_and_tables(sweep, tmp_path, capsys):
