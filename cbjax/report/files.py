@@ -183,11 +183,14 @@ def _write_report(
     folder: Path, runs: Sequence[Run], table: RenderableType, written: Sequence[Path],
     index: Mapping[str, Any],
 ) -> Path:
-    rows = collect_runs(folder).filter("differs")
+    rows = collect_runs(folder)
+    failed = rows.filter(pl.col("error").is_not_null())
+    rows = rows.filter("differs")
     return write_report(
         folder, runs=runs, table=table, index=index,
         figures={path: _drawn_by(path.stem) for path in written if path.suffix == ".png"},
         differing=dict(rows.select("label", "differing_keys").iter_rows()),
+        failed=dict(failed.select("label", "error").iter_rows()),
     )
 
 

@@ -31,6 +31,7 @@ def write_report(
     figures: Mapping[Path, Callable[..., Any]],
     index: Mapping[str, Any],
     differing: Mapping[str, Sequence[str]],
+    failed: Mapping[str, str],
 ) -> Path:
     """Write `report.html`; parts without data are left out.
 
@@ -41,6 +42,7 @@ def write_report(
         figures: image (PNG) -> what drew it, whose file says in its first line what is seen.
         index: of the study; {} for a single run.
         differing: label -> settings outside of the sweep in which a run differs from the others.
+        failed: label -> why a cell of the study has no run.
     """
     environment = Environment(
         loader=PackageLoader("cbjax.report"), autoescape=select_autoescape(),
@@ -55,6 +57,7 @@ def write_report(
         settings=_same_and_different([flatten(run.config) for run in runs], setting_title),
         surroundings=_same_and_different([flatten(run.environment) for run in runs], str),
         differing=differing,
+        failed=failed,
         blocks=list(_blocks(table)),
         figures=[_figure(path, draw, labels) for path, draw in figures.items()],
         timelines=zoomable(runs),

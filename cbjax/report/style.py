@@ -32,6 +32,7 @@ POLICY_COLOURS: Mapping[str, str] = {
     "orca": PURPLE,
     "vllm": BLUE,
     "vllm_v0": "#5A00F0",
+    "vllm_0_11": "#8796FF",
     "sglang": GREEN,
     "sarathi": SKY,
     "tensorrt_llm": "#5A783C",
@@ -40,9 +41,10 @@ POLICY_COLOURS: Mapping[str, str] = {
     "triton": "#4B0087",
     "llama_cpp": BLACK,
     "ollama": "#784B78",
+    "composed": "#D200B4",
 }
 # Of policies that are not listed, such as a user's own.
-OTHER_COLOURS = ("#A55AFF", "#96D296", "#FF004B", "#4B004B", "#2D3C3C", "#A50F00")
+OTHER_COLOURS = ("#A55AFF", "#96D296", "#FF004B", "#4B004B", "#2D3C3C", "#A50F00", "#8700C3")
 FORMATS, KNOWN_FORMATS = ("png",), ("png", "svg", "pdf")
 UNDATED: Mapping[str, Mapping[str, None]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 # Variants of one policy, where no other is beside them.

@@ -105,12 +105,16 @@ def _runs_below(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
         known = folder.name in listed
         return str(folder.parent), listed.index(folder.name) if known else len(listed)
 
-    # Where one study took a run over from another, its name says that it is the same.
-    told, finished = set(), {folder.name for folder in folders if is_run(folder)}
+    def identity(folder: Path) -> str:
+        # Studies name their runs by their hashes, so one took a run over from another.
+        return folder.name if studies[folder] else str(folder)
+
+    told, finished = set(), {identity(folder) for folder in folders if is_run(folder)}
     for folder in sorted(folders, key=place):
-        if folder.name not in told and (is_run(folder) or folder.name not in finished):
+        one = identity(folder)
+        if one not in told and (is_run(folder) or one not in finished):
             yield folder, studies[folder]
-            told.add(folder.name)
+            told.add(one)
 
 
 def _study_of(run: Path) -> dict[str, Any]:

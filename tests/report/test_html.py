@@ -36,12 +36,19 @@ class Page(HTMLParser):
 
 @pytest.fixture
 def page(tmp_path):
-    def make(runs, table="", figures=None, index=None, differing=None):
-        given = {"index": index or {}, "differing": differing or {}, "figures": figures or {}}
+    def make(runs, table="", figures=None, index=None, differing=None, failed=None):
+        given = {"index": index or {}, "differing": differing or {}, "figures": figures or {},
+                 "failed": failed or {}}
         path = write_report(tmp_path, runs=runs, table=table, **given)
         return Page(path.read_text(encoding="utf-8"))
 
     return make
+
+
+def test_cells_that_failed_are_listed_with_their_errors(page, runs):
+    text = " ".join(page(runs, failed={"seats=2": HOSTILE}).text)
+    assert "These cells failed" in text and f"seats=2: {HOSTILE}" in text
+    assert "These cells failed" not in " ".join(page(runs).text)
 
 
 def test_a_report_tells_what_was_run_and_loads_nothing(page, runs, tmp_path):

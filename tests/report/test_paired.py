@@ -25,7 +25,7 @@ def study(tmp_path):
                 config = {"policy": {"name": "vllm"}, "knobs": knobs,
                           "workload": {"rate": rate(seed, arm)}}
                 label = f"{arm}, seed={seed}" if seeds > 1 else arm
-                make_run(tmp_path / arm / str(seed), Batcher(requests, **knobs), label, "vllm",
+                make_run(tmp_path / f"{arm}-{seed}", Batcher(requests, **knobs), label, "vllm",
                          config=config, seed=seed)
         order = pl.DataFrame({"label": [f"{a}, seed={s}" if seeds > 1 else a
                                         for a in arms for s in range(seeds)]})
@@ -105,14 +105,14 @@ def test_loads_alone_are_compared_with_the_first_load(study):
 
 def test_different_requests_are_not_paired(study, tmp_path):
     rows = study(("first", "slow"))
-    path = tmp_path / "slow" / "0" / "requests.parquet"
+    path = tmp_path / "slow-0" / "requests.parquet"
     pl.read_parquet(path).with_columns(pl.col("prompt_tokens") + 1).write_parquet(path)
     assert set(paired_differences(rows)["verdict"]) == {"cannot tell"}
 
 
 def test_a_run_without_requests_is_not_judged(study, tmp_path):
     rows = study(("first", "slow"))
-    (tmp_path / "slow" / "0" / "requests.parquet").unlink()
+    (tmp_path / "slow-0" / "requests.parquet").unlink()
     found = paired_differences(rows)
     assert set(found["verdict"]) == {"cannot tell"} and found["low"].null_count() == len(found)
 
