@@ -113,7 +113,7 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> Experiment:
 
 
 def _require_global(name: str) -> None:
-    """Without the line Hydra puts a file's settings below `experiment`, where nothing reads them."""
+    """Refuse a file whose settings Hydra would put below `experiment`, where nothing reads them."""
     text = (config_dir() / "experiment" / f"{name}.yaml").read_text(encoding="utf-8")
     if "# @package _global_" not in text.splitlines():
         raise ConfigError(
