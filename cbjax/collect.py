@@ -18,9 +18,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, or 2 for something that is not there."""
     given = _parser().parse_args(arguments)
     try:
-        rows = pl.concat(
-            [collect_runs(path) for path in given.paths], how="diagonal_relaxed"
-        ).unique("run_hash", maintain_order=True)
+        rows = _each_once(
+            pl.concat([collect_runs(path) for path in given.paths], how="diagonal_relaxed")
+        )
         if not len(rows):
             raise ValueError(f"no finished runs in {', '.join(given.paths)}")
         metrics = given.metrics.split(",") if given.metrics else None
@@ -35,6 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for path in given.to:
         print(f"written {path}")
     return 0
+
+
+def _each_once(rows: pl.DataFrame) -> pl.DataFrame:
+    """Without what two of the paths have in common; hashes name only the runs of studies."""
+    known = pl.when(pl.col("study_hash").is_null()).then("folder").otherwise("run_hash")
+    return rows.filter(known.is_first_distinct())
 
 
 def _write(path: Path, rows: pl.DataFrame, averages: pl.DataFrame) -> None:

@@ -11,7 +11,7 @@ from cbjax.config.cells import CellPlan, plan_cells, sweep_values
 from cbjax.config.checks import run_config
 from cbjax.config.compose import Compose, composer, hydra_settings, parse
 from cbjax.config.errors import ConfigError, nearest
-from cbjax.config.paths import group_choices
+from cbjax.config.paths import config_dir, group_choices
 from cbjax.config.schema import RunConfig
 from cbjax.config.study import StudyConfig
 from cbjax.results import flatten
@@ -89,6 +89,7 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> Experiment:
     known = experiments()
     if name not in known:
         raise ConfigError(f"experiment = {name!r}: {nearest(name, known)}")
+    _require_global(name)
     given = parse(overrides)
     if any(override.key_or_group == "experiment" for override in given):
         raise ConfigError(
@@ -109,6 +110,16 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> Experiment:
         name, known[name], cells, base.study, base.results_dir, base.force, base.isolate,
         base.dry_run, launcher, command=_command(chosen, given),
     )
+
+
+def _require_global(name: str) -> None:
+    """Refuse a file whose settings Hydra would put below `experiment`, where nothing reads them."""
+    text = (config_dir() / "experiment" / f"{name}.yaml").read_text(encoding="utf-8")
+    if "# @package _global_" not in text.splitlines():
+        raise ConfigError(
+            f"experiment = {name!r}: begin the file with '# @package _global_', so that its "
+            "settings are those of the root"
+        )
 
 
 def _command(chosen: str, given: Sequence[Override]) -> str:

@@ -71,6 +71,11 @@ def run_experiment(
     if experiment.dry_run:
         raise ConfigError("dry_run = true: ask cbjax.experiment.estimate_cells what would be run")
     cells, search, fit = experiment.cells, experiment.study.search, experiment.study.fit
+    if experiment.launcher and (search or fit):
+        raise ConfigError(
+            "launcher: study.search and study.fit run in this process, since a run depends on the "
+            "ones before; leave the launcher out"
+        )
     swept = experiment.swept + ([RATE] if search else []) + (list(VARIED) if fit else [])
     failed: tuple[Failure, ...] = ()
     with open_study(

@@ -22,7 +22,7 @@ def load(*overrides: str, name: str = "worked_example"):
 @pytest.mark.parametrize("name", experiments())
 def test_every_experiment_composes_and_says_what_it_is(name):
     experiment = load(*NEEDED.get(name, []), name=name)
-    assert experiment.description.endswith((".", "?"))
+    assert experiment.description.endswith(".")
     labels = [cell.label for cell in experiment.cells]
     assert len(set(labels)) == len(labels) >= 1
     for cell in experiment.cells:

@@ -88,3 +88,9 @@ def test_the_launcher_is_part_of_the_experiment_and_not_of_its_runs():
         chosen = cbjax.load_config("worked_example", ["hydra/launcher=joblib"])
         assert chosen.launcher["_target_"].endswith("JoblibLauncher")
         assert chosen.cells == plain.cells
+
+
+def test_a_search_refuses_a_launcher_and_does_not_ignore_it(tmp_path):
+    experiment = toy("capacity", tmp_path)
+    with pytest.raises(ConfigError, match="launcher: study.search"):
+        run_experiment(replace(experiment, launcher={"_target_": "any"}))

@@ -257,6 +257,17 @@ def test_a_files_own_values_win_over_those_of_its_groups(own_experiment):
     assert [cell.config.kv.block_size for cell in cells] == [2, 2]
 
 
+def test_an_experiment_is_chosen_with_or_without_the_plus(own_experiment):
+    """hydra 2628, 3031: the plus sign and the package line."""
+    own_experiment("mine")
+    for text in ("+experiment=mine", "experiment=mine"):
+        assert run.read_arguments([text, "-m", "seats=1,2"]) == ("mine", ["seats=1,2"])
+    path = paths.config_dir() / "experiment" / "mine.yaml"
+    path.write_text(path.read_text().replace("# @package _global_\n", ""))
+    with pytest.raises(ConfigError, match="begin the file with '# @package _global_'"):
+        cbjax.load_config("mine")
+
+
 def test_hydras_own_settings_that_would_be_ignored_are_refused(capsys):
     assert run.main(["+experiment=worked_example", "hydra.sweep.dir=elsewhere"]) == run.WRONG
     assert "results_dir" in capsys.readouterr().err
