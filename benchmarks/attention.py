@@ -90,6 +90,8 @@ def attention_rows(block_size: int, dtype: str, seconds: float):
         given = shapes.arguments(
             shapes.HEADS[HEADS], mixture, block_size=block_size, num_layers=LAYERS, dtype=dtype
         )
+        # A number such as the scale is part of the program, not of what it is given.
+        numbers = {name: given.pop(name) for name in list(given) if np.ndim(given[name]) == 0}
         arguments = jax.tree.map(jnp.asarray, given)
         live, longest = sum(c for c, _ in mixture), max(q for _, q in mixture)
         width = given["block_tables"].shape[1]
@@ -109,9 +111,9 @@ def attention_rows(block_size: int, dtype: str, seconds: float):
         for way, attend in ways.items():
 
             @jax.jit
-            def layers(arguments, attend=attend):
+            def layers(arguments, attend=attend, numbers=numbers):
                 def one(queries, layer):
-                    out = attend({**arguments, "q": queries}, layer)
+                    out = attend({**arguments, **numbers, "q": queries}, layer)
                     return queries + 1e-3 * out, None  # the next layer waits for this one
 
                 return jax.lax.scan(one, arguments["q"], jnp.arange(LAYERS))[0]
