@@ -11,7 +11,7 @@ QUICK = {
     "vllm": 260, "vllm_0_11": 80, "orca": 100, "static": 100, "vllm_v0": 80, "transformers": 80,
 }
 SLOW = {
-    "vllm": 2000, "vllm_0_11": 1000, "orca": 1000, "static": 1000, "vllm_v0": 1000,
+    "vllm": 1000, "vllm_0_11": 1000, "orca": 1000, "static": 1000, "vllm_v0": 1000,
     "transformers": 1000,
 }
 

@@ -41,7 +41,7 @@ def grants(log):
     return [dict(entry.scheduled) for entry in log]
 
 
-@pytest.mark.parametrize("examples", [250, pytest.param(1500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [250, pytest.param(1000, marks=pytest.mark.slow)])
 def test_array_policy_decides_as_its_oracle(examples, report_line):
     seen = compare("sglang", examples)
     report_line(describe("sglang", seen))

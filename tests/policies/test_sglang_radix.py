@@ -46,7 +46,7 @@ def order(log):
     return [id for entry in log for id in entry.new]
 
 
-@pytest.mark.parametrize("examples", [60, pytest.param(1500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [60, pytest.param(1000, marks=pytest.mark.slow)])
 def test_array_policy_decides_as_its_oracle(examples, report_line):
     seen = compare("sglang_radix", examples)
     report_line(describe("sglang_radix", seen))

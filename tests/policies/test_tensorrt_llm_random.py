@@ -22,7 +22,7 @@ def test_it_decides_as_its_oracle(report_line):
 
 @pytest.mark.slow
 def test_it_decides_as_its_oracle_on_many_more(report_line):
-    report_line(describe("tensorrt_llm", compare("tensorrt_llm", 1500)))
+    report_line(describe("tensorrt_llm", compare("tensorrt_llm", 1000)))
 
 
 # The capacity stage.

@@ -54,7 +54,7 @@ def test_it_decides_as_its_oracle(report_line):
 
 @pytest.mark.slow
 def test_it_decides_as_its_oracle_on_many_more(report_line):
-    report_line(describe("triton", compare("triton", 1500)))
+    report_line(describe("triton", compare("triton", 1000)))
 
 
 def test_without_delay_whatever_waits_goes_together():
