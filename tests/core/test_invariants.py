@@ -22,7 +22,7 @@ from cbjax.parity.driver import run_on_host
 from tests.policies.beside import CASES, LIMITS, Case, mismatch, oracle_log
 
 
-@pytest.mark.parametrize("examples", [5, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [5, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_invariants_hold_after_every_verb(name, examples):
     """FAULTS A11, C10: over random workloads, preemptions and aborts among them."""

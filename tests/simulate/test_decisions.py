@@ -61,4 +61,4 @@ def test_the_simulator_decides_as_the_engine(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_the_simulator_decides_as_the_engine_for_every_policy(name):
-    compare(name, 25)
+    compare(name, 12)

@@ -9,7 +9,7 @@ from cbjax.simulate import costs
 from tests.policies.beside import CASES
 from tests.simulate.against import differences, run
 
-LEAPS = {"vllm", "orca", "static", "sarathi", "sglang", "tensorrt_llm", "tgi"}
+LEAPS = {"vllm", "vllm_0_11", "orca", "static", "sarathi", "sglang", "tensorrt_llm", "tgi"}
 QUICK = ("vllm", "static")  # each policy is a program of its own to compile
 COSTS = [
     costs.linear(base_s=0.0041, per_token_s=2.13e-4, per_context_s=3.7e-7),
@@ -58,4 +58,4 @@ def test_a_leap_is_as_many_turns(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_a_leap_is_as_many_turns_for_every_policy(name):
-    check(name, 200 if name in LEAPS else 8)
+    check(name, 80 if name in LEAPS else 8)
