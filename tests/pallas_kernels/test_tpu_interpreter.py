@@ -152,6 +152,17 @@ def sum_of_pages(table, pages, *, mistake=""):
     )(table, pages)
 
 
+def race_in(run) -> bool:
+    """Whether the interpreter sees a race: it takes a note of it, or (jax 0.12) raises it."""
+    try:
+        jax.block_until_ready(run())
+    except jax.errors.JaxRuntimeError as error:
+        if "RACE DETECTED" not in str(error):
+            raise
+        return True
+    return races_found()
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("mistake", ["", "no wait", "race", "out of range", "uninitialised"])
 def test_the_interpreter_notices(mistake, mode):
@@ -164,16 +175,17 @@ def test_the_interpreter_notices(mistake, mode):
             with pytest.raises(Exception, match="(?i)out.of.bound"):
                 jax.block_until_ready(run())
             return
+        if mistake == "race" or (mistake == "no wait" and mode != "on_wait"):
+            assert race_in(run)
+            return
         found = np.asarray(run())
         right = np.allclose(found, expected, atol=1e-5)
         if mistake == "":
             assert right and not races_found()
         elif mistake == "uninitialised":
             assert np.isnan(found).all()
-        elif mistake == "no wait" and mode == "on_wait":
-            assert np.isnan(found).all()  # the copy was never carried out
         else:
-            assert races_found()
+            assert np.isnan(found).all()  # the copy was never carried out
 
 
 @pytest.mark.parametrize("forgotten", ["pages", "queries"])
@@ -194,8 +206,7 @@ def test_a_forgotten_wait_in_the_real_kernel_is_noticed(monkeypatch, forgotten):
 
     monkeypatch.setattr(_tpu_kernel, "pltpu", Careless())
     with watched("eager"):
-        jax.block_until_ready(attend("tpu", arguments))
-        assert races_found()
+        assert race_in(lambda: attend("tpu", arguments))
 
 
 def test_a_table_entry_outside_of_the_pool_is_noticed():
