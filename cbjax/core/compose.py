@@ -25,7 +25,7 @@ from cbjax.core import parts, rules
 from cbjax.core.decision import Requeue
 from cbjax.core.limits import Limits, System
 from cbjax.core.parts import Part
-from cbjax.core.policy import Policy, require_positive
+from cbjax.core.policy import Policy, require_full_batch_fits
 from cbjax.core.reasons import LimitedBy
 from cbjax.core.view import View
 
@@ -52,13 +52,7 @@ def compose(
     knobs: dict[str, Any] = dict(
         max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs
     )
-    require_positive(**knobs)
-    if max_num_batched_tokens < max_num_seqs:
-        raise ValueError(
-            f"max_num_batched_tokens = {max_num_batched_tokens} is below max_num_seqs = "
-            f"{max_num_seqs}: a full batch of decodes would not fit; raise the budget or lower the "
-            "seats"
-        )
+    require_full_batch_fits(max_num_batched_tokens, max_num_seqs)
     chosen = []
     for part in (order, admit, chunk, victim):
         function, numbers = _split(part)

@@ -113,6 +113,21 @@ def require_positive(**knobs: int) -> None:
             raise ValueError(f"{name} = {value!r}: give a whole number of at least 1")
 
 
+def require_full_batch_fits(max_num_batched_tokens: int, max_num_seqs: int) -> None:
+    """Start-up rule of vLLM: both are positive, and a decode of every seat fits the budget.
+
+    Raises:
+        ValueError: naming the knob, its value and the remedy.
+    """
+    require_positive(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
+    if max_num_batched_tokens < max_num_seqs:
+        raise ValueError(
+            f"max_num_batched_tokens = {max_num_batched_tokens} is below max_num_seqs = "
+            f"{max_num_seqs}: a full batch of decodes would not fit; raise the budget or lower the "
+            "seats"
+        )
+
+
 def no_state(knobs: dict[str, Any], limits: Limits, system: System) -> tuple[()]:
     """The state of a policy that carries none."""
     return ()

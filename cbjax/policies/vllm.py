@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from cbjax.core import rules, sharing, victims
 from cbjax.core.decision import Requeue
 from cbjax.core.limits import Limits, System, blocks_for
-from cbjax.core.policy import Policy, Traits, require_positive
+from cbjax.core.policy import Policy, Traits, require_full_batch_fits
 from cbjax.core.reasons import LimitedBy
 from cbjax.core.sharing import Shared
 from cbjax.core.steady import while_nobody_can_enter
@@ -83,13 +83,7 @@ def check(
     Raises:
         ValueError: naming the knob, its value and the remedy.
     """
-    require_positive(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
-    if max_num_batched_tokens < max_num_seqs:
-        raise ValueError(
-            f"max_num_batched_tokens = {max_num_batched_tokens} is below max_num_seqs = "
-            f"{max_num_seqs}: a full batch of decodes would not fit; raise the budget or lower the "
-            "seats"
-        )
+    require_full_batch_fits(max_num_batched_tokens, max_num_seqs)
     if policy not in ORDERS:
         raise ValueError(f"policy = {policy!r}: choose one of {ORDERS}")
     if long_prefill_token_threshold < 0:

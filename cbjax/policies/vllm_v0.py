@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from cbjax.core import rules, time, victims
 from cbjax.core.decision import Requeue
 from cbjax.core.limits import Limits, System, blocks_for
-from cbjax.core.policy import Policy, require_positive
+from cbjax.core.policy import Policy, require_full_batch_fits
 from cbjax.core.reasons import LimitedBy, Refusal
 from cbjax.core.rows import NO_ROW, Status
 from cbjax.core.view import View
@@ -55,13 +55,7 @@ def vllm_v0(
     Source: vLLM 0.6.6 (2024-12-27), `vllm/core/{scheduler,block_manager}.py`, and 0.8.5
     (2025-04-28) for the order of the chunked mode's running requests.
     """
-    require_positive(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
-    if max_num_batched_tokens < max_num_seqs:
-        raise ValueError(
-            f"max_num_batched_tokens = {max_num_batched_tokens} is below max_num_seqs = "
-            f"{max_num_seqs}: a full batch of decodes would not fit; raise the budget or lower the "
-            "seats"
-        )
+    require_full_batch_fits(max_num_batched_tokens, max_num_seqs)
     if preemption_mode not in ("recompute", "swap"):
         raise ValueError(
             f"preemption_mode = {preemption_mode!r}: choose one of ['recompute', 'swap']"
