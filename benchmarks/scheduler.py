@@ -4,7 +4,8 @@
 
 The same stream of requests is served by the same policy in three ways, in one process on one core:
 
-* loop: `schedule` and `commit` inside one `lax.while_loop` (how the simulator and a megastep run),
+* loop: `schedule` and `commit` inside one `lax.while_loop`, compiled as the simulator compiles it
+  (into one kernel, see `cbjax/simulate/compiler.py`),
 * calls: one call of the two compiled verbs per iteration, with numpy arrays in and numbers out,
 * oracle: the plain-Python scheduler that the tests hold the array policy against.
 
@@ -38,6 +39,7 @@ from cbjax.core.rows import Status
 from cbjax.core.schedule import schedule, schedule_jit
 from cbjax.core.state import initial_state
 from cbjax.core.time import Time
+from cbjax.simulate import compiler
 from tests.policies.oracles.vllm import Vllm
 
 BLOCK_SIZE, MAX_LENGTH, BUDGET, WINDOW, INBOX = 16, 1024, 2048, 64, 16
@@ -91,7 +93,7 @@ def _inbox(requests, state, first, now, limits: Limits) -> Inbox:
     )
 
 
-@partial(jax.jit, static_argnames=("limits",))
+@partial(jax.jit, static_argnames=("limits",), compiler_options=compiler.OPTIONS)
 def in_loop(policy, state, requests, first, start, count, limits: Limits):
     """`count` iterations; returns the state, the next request and what was done."""
     tokens, stopped = jnp.zeros(limits.rows, jnp.int32), jnp.zeros(limits.rows, bool)

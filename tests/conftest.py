@@ -1,7 +1,20 @@
 """For all tests: no time limit per hypothesis example, no window, programs kept on disk only."""
 
+# ruff: noqa: E402 - the compiler is asked before anything can be compiled
 import gc
 import os
+
+# Tests compile hundreds of programs and run each of them briefly, so the compiler makes less of
+# an effort. Flags that are set already win; the product itself never asks for this.
+QUICK = (
+    "--xla_backend_optimization_level=0",
+    "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_parallel_codegen_split_count=1",
+)
+_asked = os.environ.get("XLA_FLAGS", "")
+os.environ["XLA_FLAGS"] = " ".join(
+    [*(flag for flag in QUICK if flag.split("=")[0] not in _asked), _asked]
+).strip()
 
 import jax
 import matplotlib
