@@ -22,8 +22,19 @@ from cbjax.parity.driver import run_on_host
 from tests.policies.beside import CASES, LIMITS, Case, mismatch, oracle_log
 
 
-@pytest.mark.parametrize("examples", [5, pytest.param(16, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", sorted(CASES))
+# The oracle tests hold these to every decision already; their programs take long to compile.
+SLOW = {"sglang", "sglang_radix", "sarathi", "transformers", "ollama remembering"}
+
+
+@pytest.mark.parametrize(
+    ("name", "examples"),
+    [
+        pytest.param(name, examples, marks=marks)
+        for name in sorted(CASES)
+        for examples, marks in ((5, ()), (16, pytest.mark.slow))
+        if marks or name not in SLOW
+    ],
+)
 def test_invariants_hold_after_every_verb(name, examples):
     """FAULTS A11, C10: over random workloads, preemptions and aborts among them."""
 

@@ -15,14 +15,17 @@ from cbjax.models import load_model
 from tests.engine.serving import mixed_requests, serve_all, small_ladder, smollm2_or_skip
 
 SEATS = 8
-LENGTH = 128
+LENGTH = 64
 TOKENS = 256
 LONG_LADDER = ladder(TOKENS, SEATS, mixed=[24, 64])
 AMPLE = 4096  # token positions of a pool that never runs short
-SCARCE = 160  # hardly more than the longest request
+SCARCE = 80  # hardly more than the longest request
 
 
-@pytest.fixture(scope="module", params=["tiny", pytest.param("smollm2", marks=pytest.mark.slow)])
+REAL = pytest.param("smollm2", marks=[pytest.mark.slow, pytest.mark.real_model])
+
+
+@pytest.fixture(scope="module", params=["tiny", REAL])
 def model(request):
     if request.param == "smollm2":
         return smollm2_or_skip()
@@ -31,7 +34,7 @@ def model(request):
 
 @pytest.fixture(scope="module")
 def requests(model):
-    return mixed_requests(40, model.tokenizer.vocab_size, longest_prompt=96, most_output=24, seed=7)
+    return mixed_requests(40, model.tokenizer.vocab_size, longest_prompt=48, most_output=16, seed=7)
 
 
 def vllm(budget: int = 32, **knobs):

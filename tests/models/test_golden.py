@@ -98,6 +98,7 @@ def test_a_gguf_llama_read_without_reordering_is_caught(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.real_model
 def test_smollm2_continues_eight_prompts_as_transformers_does() -> None:
     """32 greedy tokens each, all eight prompts in one paged batch, block size 16."""
     model = load_model("smollm2")

@@ -43,7 +43,7 @@ def replay_all(path: Path, every: int = 1) -> tuple[list[str], int, str]:
     return differ, equal, f"{path.name}: {words}"
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name.split(".")[0])
 def test_sample_of_recorded_decisions_replays_equal(path, every, report_line):
     differ, equal, words = replay_all(path, every)

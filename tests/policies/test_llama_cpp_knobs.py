@@ -135,6 +135,7 @@ def tokens_of(model, positions, **knobs):
     return serve_all(engine, asked)
 
 
+@pytest.mark.slow
 def test_tokens_do_not_depend_on_what_is_remembered_or_deferred(model):
     """FAULTS B1 and C3: a small pool and reuse give the tokens of a large pool without either."""
     cold = tokens_of(model, 256)

@@ -173,6 +173,7 @@ def test_one_request_fills_the_cache_for_those_that_begin_alike():
     assert order(log)[:2] == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_long_queue_stays_as_it_is():
     """More than 128 wait: "lpm" sorts nobody, although the last one's prefix is cached."""
     limits = replace(SHARED, window=140, inbox=160, blocks=512, cached_tokens=512)

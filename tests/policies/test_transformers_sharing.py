@@ -248,6 +248,7 @@ def test_without_sharing_no_pool_is_kept():
         initial_state(policies.transformers(**WIDE), LIMITS, numbers)
 
 
+@pytest.mark.slow
 def test_recordings_in_which_the_original_raised_are_equal_until_then():
     marked = 0
     for path in GOLDEN.glob("transformers*.jsonl.gz"):
