@@ -29,6 +29,8 @@ from cbjax.core.time import Time, from_seconds
 from cbjax.engine.clock import Clock
 from cbjax.engine.megastep import Dispatch
 
+# Requests that entered, were refused, were aborted.
+Moved = tuple[tuple[int, ...], tuple[tuple[int, Refusal], ...], tuple[int, ...]]
 _PATIENCE = 3  # steps in a row that may change nothing before the loop is called stuck
 
 
@@ -187,7 +189,8 @@ class Loop:
 
     def _advance(self) -> list[Step]:
         begun = self.clock.now()
-        plan, self._decided, offered = self._decided, None, []
+        plan, self._decided = self._decided, None
+        offered: list[Arrival] = []
         if plan is None:
             inbox, offered = self._fill_inbox(begun)
             self.state, plan = schedule_jit(self.policy, self.state, inbox, self.limits)
@@ -230,7 +233,7 @@ class Loop:
         return self.dispatcher.at_once(host, rung)
 
     def _dispatch(
-        self, plan: Plan, host: Plan, rung: Rung, limit: int, begun: float, moved: tuple
+        self, plan: Plan, host: Plan, rung: Rung, limit: int, begun: float, moved: Moved
     ) -> list[Step]:
         """Several iterations in one call of the device; its time is divided evenly."""
         start = self.clock.now()
@@ -246,7 +249,7 @@ class Loop:
         end = self.clock.now()
         self._decided = result.pending if bool(result.decided) else None
         rows = jax.device_get(result).rows()
-        taken: list[tuple] = []
+        taken: list[Moved] = []
         for at, (host, emitted) in enumerate(rows):
             taken.append(self._take_in(host, []) if at else moved)
             self._let_go(emitted)
@@ -294,7 +297,7 @@ class Loop:
         }
         return replace(inbox, **numbers), offered
 
-    def _take_in(self, plan: Plan, offered: list[Arrival]):
+    def _take_in(self, plan: Plan, offered: list[Arrival]) -> Moved:
         """Who entered, who was refused, who is gone."""
         aborted = tuple(int(one) for one in plan.aborted_requests if one != NO_REQUEST)
         entered, refused, unplaced = [], [], []

@@ -126,7 +126,8 @@ def megastep(
     records = jax.tree.map(lambda leaf: jnp.zeros((shape.most, *leaf.shape), leaf.dtype), one)
     carry = (state, plan, keys, values, records, jnp.int32(0), jnp.bool_(False))
     state, plan, keys, values, records, count, decided = lax.while_loop(stays, turn, carry)
-    return state, keys, values, Dispatch(*records, count, plan, decided)
+    plans, emitted = records
+    return state, keys, values, Dispatch(plans, emitted, count, plan, decided)
 
 
 def _fits(plan: Plan, shape: Shape) -> Bool[Array, ""]:

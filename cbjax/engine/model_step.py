@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from cbjax.core.inbox import Inbox, empty_inbox
@@ -87,8 +88,8 @@ class ModelExecutor:
         )
         return state, jax.block_until_ready(done)
 
-    def _greedy(self, rows: np.ndarray) -> bool:
-        return not (self.params.temperature[rows] > 0).any()
+    def _greedy(self, rows: ArrayLike) -> bool:
+        return not (self.params.temperature[np.asarray(rows)] > 0).any()
 
     def _run_many(
         self, policy, state, plan, limits, ladder, rung, inbox, limit, ends_leave, greedy_only

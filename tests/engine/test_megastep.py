@@ -7,7 +7,7 @@ from cbjax.core.ladder import ladder
 from cbjax.engine import Engine
 from cbjax.metrics import Recorder
 from cbjax.models import load_model
-from cbjax.workload import Workload, WorkloadRequest
+from cbjax.workload import Arrivals, Workload, WorkloadRequest
 from tests.engine.serving import mixed_requests
 
 SEATS, LENGTH, TOKENS = 4, 64, 32
@@ -80,7 +80,9 @@ def test_decisions_and_tokens_are_those_of_one_at_a_time(model, requests, name):
     assert many[2] < 0.7 * single[2]
 
 
-def test_preemption_within_a_dispatch(model, requests):
+def test_preemption_within_a_dispatch(model):
+    requests = mixed_requests(24, model.tokenizer.vocab_size, longest_prompt=32, most_output=30,
+                              seed=5)
     policy = policies.vllm(
         max_num_batched_tokens=TOKENS, max_num_seqs=SEATS, scheduler_reserve_full_isl=False
     )
@@ -136,10 +138,13 @@ def test_tokens_are_told_when_the_dispatch_ends_and_newcomers_are_waited_for(mod
     """While arrivals are expected and a seat is free, every iteration is told by itself."""
     closed = Workload(
         tuple(
-            WorkloadRequest(index, prompt=(5 + index, 6), max_tokens=17, seed=index,
-                            ignore_eos=True, scheduled_arrival_s=0.0)
+            WorkloadRequest(
+                index, "", 0, prompt_tokens=2, prompt=(5 + index, 6), max_tokens=17, seed=index,
+                ignore_eos=True, scheduled_arrival_s=0.0,
+            )
             for index in range(SEATS)
-        )
+        ),
+        arrivals=Arrivals("all_at_once"), seed=0,
     )
     engine = engine_for(model, policies.vllm(max_num_batched_tokens=TOKENS, max_num_seqs=SEATS), 8)
     recorder = Recorder()
