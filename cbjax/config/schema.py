@@ -236,9 +236,10 @@ class WorkloadConfig:
 class BackendConfig:
     """What serves the workload: a file of `cbjax/experiment/backends`.
 
-    Three are for `model`. `clock` is "wall", or "process", the seconds that this process computes,
+    Four are for `model`. `clock` is "wall", or "process", the seconds that this process computes,
     where others use the machine too. `cold_compile` compiles every cell's programs anew, as a fresh
     process without kept ones would. `time_attention` also measures the attention of a layer alone.
+    `megastep` is the most iterations of one dispatch, rescheduled on the device in between.
 
     The rest is for `simulated`: `cost` names a cost model and gives its numbers; `host_s`,
     `compile_s` and `padded` say what else costs time, see `cbjax.simulate.simulate`.
@@ -248,6 +249,7 @@ class BackendConfig:
     clock: str = "wall"
     cold_compile: bool = False
     time_attention: bool = False
+    megastep: int = 1
     cost: dict[str, Any] = field(default_factory=dict)
     host_s: float = 0.0
     compile_s: float = 0.0
@@ -256,6 +258,7 @@ class BackendConfig:
 
     def __post_init__(self) -> None:
         require_one_of("backend.clock", self.clock, ["wall", "process"])
+        require_at_least("backend.megastep", self.megastep, 1)
         require_at_least("backend.host_s", self.host_s, 0)
         require_at_least("backend.compile_s", self.compile_s, 0)
 

@@ -64,6 +64,7 @@ class Engine:
         ladder: Ladder | None = None,
         window: int = 64,
         attention: str | None = None,
+        megastep: int = 1,
         debug: bool = False,
         progress: Progress | None = None,
     ) -> None:
@@ -85,7 +86,9 @@ class Engine:
             window: waiting requests that the policy sees.
             attention: name of a back end of `pallas_kernels`; by default the one for this platform.
                 One that was written for another platform is interpreted (slow).
-            debug: check the invariants after every verb (slow).
+            megastep: most iterations of one dispatch, rescheduled on the device in between. Tokens
+                reach the host when a dispatch ends, so 1 streams best; more saves host time.
+            debug: check the invariants after every verb (slow); no megasteps.
             progress: `(label, done, total)` while compiling.
 
         Raises:
@@ -96,6 +99,8 @@ class Engine:
         self.max_length = model_length(model.config.max_length, max_length)
         if block_size < 1:
             raise ValueError(f"block_size = {block_size}: give a whole number of at least 1")
+        if megastep < 1:
+            raise ValueError(f"megastep = {megastep}: give a whole number of at least 1")
         seats = int(self.policy.knobs[self.policy.seats])
         self.num_blocks = num_blocks or blocks_in(
             kv_memory_fraction, bytes_per_block(model.config, block_size, dtype),
@@ -115,11 +120,12 @@ class Engine:
         )
         self.executor: ModelExecutor = model_executor(
             model, rows=self.limits.rows, num_blocks=self.num_blocks, block_size=block_size,
-            dtype=dtype, attention=attention, swaps=swap_blocks > 0,
+            dtype=dtype, attention=attention, swaps=swap_blocks > 0, megastep=megastep,
         )
         self.clock: Clock = WallClock()
         self.scheduler = Loop(
-            self.policy, self.limits, self.system, self.ladder, self.executor, self.clock, debug
+            self.policy, self.limits, self.system, self.ladder, self.executor, self.clock, debug,
+            self.executor if megastep > 1 else None,
         )
         self._progress = progress
         self.requests: dict[int, Request] = {}
@@ -151,7 +157,9 @@ class Engine:
                 inbox = empty_inbox(self.limits)
                 state = initial_state(self.policy, self.limits, self.system)
                 state, plan = schedule_jit(self.policy, state, inbox, self.limits)
-                self.executor.warm_up(state, plan, self.ladder, progress or self._progress)
+                state = self.executor.warm_up(
+                    self.policy, state, plan, self.limits, self.ladder, progress or self._progress
+                )
                 nothing = np.zeros(self.limits.rows, np.int32), np.zeros(self.limits.rows, bool)
                 jax.block_until_ready(commit_jit(state, plan, *nothing, from_seconds(0.0)))
             self.compiled = count

@@ -27,7 +27,10 @@ from cbjax.core.schedule import schedule_jit
 from cbjax.core.state import State, initial_state
 from cbjax.core.time import Time, from_seconds
 from cbjax.engine.clock import Clock
+from cbjax.engine.megastep import Dispatch
 
+# Requests that entered, were refused, were aborted.
+Moved = tuple[tuple[int, ...], tuple[tuple[int, Refusal], ...], tuple[int, ...]]
 _PATIENCE = 3  # steps in a row that may change nothing before the loop is called stuck
 
 
@@ -73,6 +76,19 @@ class Executor(Protocol):
         """Tokens `[P]` and whether each ends its request `[P]`, on the host."""
 
 
+class Dispatcher(Protocol):
+    """Computes several iterations in one dispatch."""
+
+    def at_once(self, host_plan: Plan, rung: Rung) -> int:
+        """Most iterations that one dispatch beginning with this plan may take."""
+
+    def dispatch(
+        self, policy: Policy, state: State, plan: Plan, host_plan: Plan, *, limits: Limits,
+        ladder: Ladder, rung: Rung, inbox: Inbox, limit: int, ends_leave: bool,
+    ) -> tuple[State, Dispatch]:
+        """Compute the plan and what is decided after it, up to `limit` iterations."""
+
+
 @dataclass(frozen=True)
 class Step:
     """One turn of the loop, in host values; times in seconds of the loop's clock."""
@@ -84,6 +100,7 @@ class Step:
     start_s: float  # the computation started
     end_s: float  # its tokens were known
     done_s: float  # they were committed
+    told_s: float  # the host had them: after `end_s` inside of a megastep
     entered: tuple[int, ...] = ()  # requests that entered the window
     refused: tuple[tuple[int, Refusal], ...] = ()
     aborted: tuple[int, ...] = ()
@@ -106,6 +123,8 @@ class Loop:
     executor: Executor
     clock: Clock
     debug: bool = False
+    dispatcher: Dispatcher | None = None  # None = every iteration by itself
+    expects_arrivals: bool = False  # somebody may submit at any time, or when a request ends
     state: State = field(init=False)
     _backlog: deque[Arrival] = field(init=False, default_factory=deque)
     _seen: set[int] = field(init=False, default_factory=set)  # requests in the rows
@@ -113,6 +132,8 @@ class Loop:
     _ending: int = field(init=False, default=0)  # ended requests that the policy still sees
     _idle_steps: int = field(init=False, default=0)
     _checked: Snapshot | None = field(init=False, default=None)  # debug mode's last state
+    _done: deque[Step] = field(init=False, default_factory=deque)  # computed, not yet returned
+    _decided: Plan | None = field(init=False, default=None)  # a megastep's last, to be computed
 
     def __post_init__(self) -> None:
         self.state = initial_state(self.policy, self.limits, self.system)
@@ -153,15 +174,26 @@ class Loop:
         return False
 
     def step(self) -> Step:
-        """Schedule one iteration, compute it, commit it.
+        """Schedule one iteration, compute it, commit it; in a megastep, several at once.
+
+        Returns:
+            The oldest iteration that was not returned yet.
 
         Raises:
             SchedulerStalled: nothing can change any more although requests wait.
             InvariantError: in debug mode, naming what broke.
         """
+        if not self._done:
+            self._done.extend(self._advance())
+        return self._done.popleft()
+
+    def _advance(self) -> list[Step]:
         begun = self.clock.now()
-        inbox, offered = self._fill_inbox(begun)
-        self.state, plan = schedule_jit(self.policy, self.state, inbox, self.limits)
+        plan, self._decided = self._decided, None
+        offered: list[Arrival] = []
+        if plan is None:
+            inbox, offered = self._fill_inbox(begun)
+            self.state, plan = schedule_jit(self.policy, self.state, inbox, self.limits)
         host: Plan = jax.device_get(plan)
         if self.debug:
             check(self.state, self.limits, host)
@@ -175,19 +207,70 @@ class Loop:
         emitted, rung = None, None
         if total or self._ending:
             rung = self.ladder.rungs[self.ladder.choose(total, int(host.num_sequences))]
+            at_once = self._at_once(host, rung) if total else 1
+            if at_once > 1:
+                moved = entered, refused, aborted
+                return self._dispatch(plan, host, rung, at_once, begun, moved)
             tokens, stopped = self.executor.execute(self.state, plan, host, rung)
             end = self.clock.now()
             self.state, result = commit_jit(self.state, plan, tokens, stopped, from_seconds(end))
             emitted = jax.device_get(result)
             if self.debug:
                 self._checked = check(self.state, self.limits, before=self._checked)
-            done = emitted.finished != 0
-            self._seen -= {int(request) for request in emitted.requests[done]}
-            self._ending = int(np.sum(done)) * self.policy.traits.lag
-        return Step(
-            host, emitted, rung, begun, start, end, self.clock.now(), entered, refused, aborted,
-            self._block_size, self._num_blocks,
+            self._let_go(emitted)
+        return [
+            Step(
+                host, emitted, rung, begun, start, end, self.clock.now(), end, entered, refused,
+                aborted, self._block_size, self._num_blocks,
+            )
+        ]
+
+    def _at_once(self, host: Plan, rung: Rung) -> int:
+        """Most iterations of the next dispatch; one while a newcomer would find a seat."""
+        seat_is_free = int(host.num_running) < self.limits.seats
+        if self.dispatcher is None or self.debug or (self.expects_arrivals and seat_is_free):
+            return 1
+        return self.dispatcher.at_once(host, rung)
+
+    def _dispatch(
+        self, plan: Plan, host: Plan, rung: Rung, limit: int, begun: float, moved: Moved
+    ) -> list[Step]:
+        """Several iterations in one call of the device; its time is divided evenly."""
+        start = self.clock.now()
+        numbers: dict[str, Any] = dict(
+            backlog=np.int32(len(self._backlog)), clock=from_seconds(begun)
         )
+        assert self.dispatcher is not None
+        self.state, result = self.dispatcher.dispatch(
+            self.policy, self.state, plan, host, limits=self.limits, ladder=self.ladder, rung=rung,
+            inbox=replace(empty_inbox(self.limits), **numbers), limit=limit,
+            ends_leave=self.expects_arrivals or bool(self._backlog),
+        )
+        end = self.clock.now()
+        self._decided = result.pending if bool(result.decided) else None
+        rows = jax.device_get(result).rows()
+        taken: list[Moved] = []
+        for at, (host, emitted) in enumerate(rows):
+            taken.append(self._take_in(host, []) if at else moved)
+            self._let_go(emitted)
+        done = self.clock.now()
+        each = (end - start) / len(rows)
+        moments = [start + at * each for at in range(len(rows))] + [end]
+        # What the host did before and after belongs to the first and the last of them.
+        return [
+            Step(
+                host, emitted, rung, moments[at] if at else begun, moments[at], moments[at + 1],
+                done if at == len(rows) - 1 else moments[at + 1], end, *taken[at],
+                self._block_size, self._num_blocks,
+            )
+            for at, (host, emitted) in enumerate(rows)
+        ]
+
+    def _let_go(self, emitted: Emitted) -> None:
+        """Forget the requests that ended."""
+        done = emitted.finished != 0
+        self._seen -= {int(request) for request in emitted.requests[done]}
+        self._ending = int(np.sum(done)) * self.policy.traits.lag
 
     def _fill_inbox(self, now: float) -> tuple[Inbox, list[Arrival]]:
         """Offer as many of the backlog as rows are free; the rest stays, in order."""
@@ -214,7 +297,7 @@ class Loop:
         }
         return replace(inbox, **numbers), offered
 
-    def _take_in(self, plan: Plan, offered: list[Arrival]):
+    def _take_in(self, plan: Plan, offered: list[Arrival]) -> Moved:
         """Who entered, who was refused, who is gone."""
         aborted = tuple(int(one) for one in plan.aborted_requests if one != NO_REQUEST)
         entered, refused, unplaced = [], [], []

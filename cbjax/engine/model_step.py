@@ -1,31 +1,25 @@
-"""The model step: one compiled program per rung, and one per sampling variant.
-
-Weights and KV cache are arguments, never closed over; the cache is donated and updated in place.
-Forward and sampling are separate programs, so that their number is a sum, not a product.
-"""
+"""What computes plans on a model: it owns the KV cache and the sampling settings of the rows."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jax.typing import ArrayLike
+from jaxtyping import Array
 
-from cbjax.core.batch import pack
+from cbjax.core.inbox import Inbox, empty_inbox
 from cbjax.core.ladder import Ladder, Rung
+from cbjax.core.limits import Limits
 from cbjax.core.plan import Plan
+from cbjax.core.policy import Policy
+from cbjax.core.rows import NO_REQUEST
 from cbjax.core.state import State
-from cbjax.engine.sampling import (
-    Sampling,
-    SamplingParams,
-    ends_here,
-    sample,
-    stack_sampling,
-)
+from cbjax.engine.megastep import Dispatch, Shape, megastep
+from cbjax.engine.sampling import Sampling, SamplingParams, stack_sampling
+from cbjax.engine.step_programs import forward_step, sample_step
 from cbjax.engine.swap import HostPool
-from cbjax.models import LoadedModel, ModelConfig, Weights, forward
+from cbjax.models import LoadedModel, ModelConfig
 from pallas_kernels import storage
 from pallas_kernels.kv_write.api import new_kv_cache
 
@@ -34,61 +28,9 @@ _MAX_STOP_IDS = 16
 Progress = Callable[[str, int, int], None]  # (label, done, total)
 
 
-@partial(
-    jax.jit, static_argnames=("config", "rung", "attention"), donate_argnames=("keys", "values")
-)
-def forward_step(
-    weights: Weights, keys: Array, values: Array, state: State, plan: Plan, *,
-    config: ModelConfig, rung: Rung, attention: str | None,
-):
-    """Pack the plan into a batch of one rung and run the model on it.
-
-    Args:
-        weights: the model's.
-        keys, values: the KV cache; donated.
-        state, plan: as `schedule` returned them.
-        config, rung, attention: static.
-
-    Returns:
-        Logits `[S, V]`, the rows they belong to (P where none is sampled), the output tokens of
-        each row so far, and the cache.
-    """
-    batch = pack(state, plan, rung)
-    logits, keys, values = forward(weights, config, keys, values, batch, attention=attention)
-    rows = jnp.where(batch.sampled, batch.rows, state.rows.request.shape[0])
-    return logits, rows, state.rows.known - state.rows.prompt, keys, values
-
-
-@partial(jax.jit, static_argnames=("vocab_size", "greedy_only"))
-def sample_step(
-    logits: Array, rows: Int[Array, "S"], outputs: Int[Array, "P"], params: SamplingParams, *,
-    vocab_size: int, greedy_only: bool,
-) -> tuple[Int[Array, "P"], Bool[Array, "P"]]:
-    """Draw a token for each sampled row.
-
-    Args:
-        logits: `[S, V]`.
-        rows: row of each sequence; P where none is sampled.
-        outputs: output tokens of each row so far: the index of the token in its request.
-        params: sampling settings of all P rows.
-        vocab_size, greedy_only: static.
-
-    Returns:
-        Token of each row, and whether it ends its request.
-    """
-    count = outputs.shape[0]
-    row = jnp.minimum(rows, count - 1)
-    mine = params.at(row)
-    index = outputs[row]
-    drawn = sample(logits, mine, index, vocab_size, greedy_only=greedy_only)
-    tokens = jnp.zeros(count, jnp.int32).at[rows].set(drawn, mode="drop")
-    stopped = jnp.zeros(count, bool).at[rows].set(ends_here(mine, drawn), mode="drop")
-    return tokens, stopped
-
-
 @dataclass
 class ModelExecutor:
-    """Runs plans on a model: owns the KV cache and the sampling settings of the rows."""
+    """Runs plans on a model: one iteration at a time, or several in a megastep."""
 
     model: LoadedModel
     rows: int  # P
@@ -98,11 +40,17 @@ class ModelExecutor:
     params: SamplingParams
     samplings: dict[int, Sampling]  # by request
     host: HostPool | None  # None where the system swaps nothing
+    most: int = 1  # iterations of a megastep; 1 = there is none
+    _watched: set[int] = field(default_factory=set)  # rows whose text may end them (stop strings)
 
     def place(self, request_id: int, row: int) -> None:
         """Write the request's sampling settings into its row."""
+        settings = self.samplings.pop(request_id)
+        self._watched.discard(row)
+        if settings.stop:
+            self._watched.add(row)
         one = stack_sampling(
-            [self.samplings.pop(request_id)], self.model.tokenizer.eos_ids,
+            [settings], self.model.tokenizer.eos_ids,
             max_stop_ids=_MAX_STOP_IDS,
         )
         for column, value in zip(jax.tree.leaves(self.params), jax.tree.leaves(one), strict=True):
@@ -115,8 +63,46 @@ class ModelExecutor:
 
     def execute(self, state: State, plan: Plan, host_plan: Plan, rung: Rung):
         """Compute the plan's tokens; returns them once they are on the host."""
-        greedy = not (self.params.temperature[host_plan.samples] > 0).any()
+        greedy = self._greedy(host_plan.samples)
         return jax.device_get(self._run(state, plan, rung, greedy))
+
+    def at_once(self, host_plan: Plan, rung: Rung) -> int:
+        """Most iterations that a dispatch beginning with this plan may take.
+
+        One where the host has to look at every token or to move KV, and on rungs for prefill,
+        which a batch leaves after an iteration or two.
+        """
+        alive = np.flatnonzero(host_plan.requests != NO_REQUEST)
+        if self.host is not None or not _decodes(rung) or self._watched.intersection(alive):
+            return 1
+        return self.most
+
+    def dispatch(
+        self, policy: Policy, state: State, plan: Plan, host_plan: Plan, *, limits: Limits,
+        ladder: Ladder, rung: Rung, inbox: Inbox, limit: int, ends_leave: bool,
+    ) -> tuple[State, Dispatch]:
+        """Compute the plan and what is decided after it, as `megastep` says; waits for the end."""
+        greedy = self._greedy(host_plan.requests != NO_REQUEST)
+        state, done = self._run_many(
+            policy, state, plan, limits, ladder, rung, inbox, limit, ends_leave, greedy
+        )
+        return state, jax.block_until_ready(done)
+
+    def _greedy(self, rows: ArrayLike) -> bool:
+        return not (self.params.temperature[np.asarray(rows)] > 0).any()
+
+    def _run_many(
+        self, policy, state, plan, limits, ladder, rung, inbox, limit, ends_leave, greedy_only
+    ) -> tuple[State, Dispatch]:
+        shape = Shape(
+            self.model.config, limits, rung, ladder.rungs[: ladder.rungs.index(rung)], self.most,
+            self.attention, self.model.tokenizer.vocab_size, greedy_only,
+        )
+        state, self.keys, self.values, done = megastep(
+            policy, self.model.weights, self.keys, self.values, state, plan, self.params, inbox,
+            np.int32(limit), np.bool_(ends_leave), shape=shape,
+        )
+        return state, done
 
     def _run(self, state: State, plan: Plan, rung: Rung, greedy_only: bool):
         logits, rows, outputs, self.keys, self.values = forward_step(
@@ -129,27 +115,40 @@ class ModelExecutor:
         )
 
     def warm_up(
-        self, state: State, idle: Plan, ladder: Ladder, progress: Progress | None = None
-    ) -> None:
+        self, policy: Policy, state: State, idle: Plan, limits: Limits, ladder: Ladder,
+        progress: Progress | None = None,
+    ) -> State:
         """Compile and run every program once, on a plan that schedules nothing."""
         runs = [(rung, True) for rung in ladder.rungs]
         by_sequences = {rung.sequences: rung for rung in ladder.rungs}
         runs += [(rung, False) for rung in by_sequences.values()]
+        decodes = [rung for rung in ladder.rungs if _decodes(rung)] if self.most > 1 else []
+        many = [(rung, greedy_only) for rung in decodes for greedy_only in (True, False)]
+        total = len(runs) + len(many)
         for done, (rung, greedy_only) in enumerate(runs):
             if progress:
-                progress(f"compiling {rung}", done, len(runs))
+                progress(f"compiling {rung}", done, total)
             jax.block_until_ready(self._run(state, idle, rung, greedy_only))
+        inbox = empty_inbox(limits)
+        for done, (rung, greedy_only) in enumerate(many, len(runs)):
+            if progress:
+                progress(f"compiling {rung} x {self.most}", done, total)
+            state, ran = self._run_many(
+                policy, state, idle, limits, ladder, rung, inbox, 1, False, greedy_only
+            )
+            jax.block_until_ready(ran)
         if self.host is not None:
             self.keys, self.values = self.host.warm_up(
                 self.keys, self.values, state.blocks.tables.shape[1]
             )
         if progress:
-            progress("compiled", len(runs), len(runs))
+            progress("compiled", total, total)
+        return state
 
 
 def model_executor(
     model: LoadedModel, *, rows: int, num_blocks: int, block_size: int, dtype: str,
-    attention: str | None, swaps: bool = False,
+    attention: str | None, swaps: bool = False, megastep: int = 1,
 ) -> ModelExecutor:
     """An executor with an empty KV cache of `num_blocks` blocks of `block_size` positions."""
     config = model.config
@@ -160,8 +159,12 @@ def model_executor(
         [None] * rows, model.tokenizer.eos_ids, max_stop_ids=_MAX_STOP_IDS
     )
     return ModelExecutor(
-        model, rows, keys, values, attention, params, {}, HostPool() if swaps else None
+        model, rows, keys, values, attention, params, {}, HostPool() if swaps else None, megastep
     )
+
+
+def _decodes(rung: Rung) -> bool:
+    return rung.tokens == rung.sequences
 
 
 def bytes_per_block(config: ModelConfig, block_size: int, dtype: str) -> int:

@@ -53,6 +53,9 @@ class Server(Protocol):
     def accept(self, request: WorkloadRequest, due_s: float) -> int:
         """Take a request in; returns its prompt tokens."""
 
+    def expect(self, arrivals: bool) -> None:
+        """Whether more requests are to come."""
+
     def turn(self) -> Turn:
         """One iteration."""
 
@@ -87,6 +90,7 @@ def serve(
         if not server.alive:
             clock.wait_until(due[0].scheduled_arrival_s or now)
             continue
+        server.expect(bool(due))
         turn = server.turn()
         ended += record(turn, recorder)
         if progress:
@@ -124,7 +128,7 @@ def record(turn: Turn, recorder: Recorder) -> int:
         recorder.iteration(event)
         finished = list(event.finished)
     for request_id, reason, error in turn.ended:
-        recorder.ended(request_id, step.end_s, reason, error)
+        recorder.ended(request_id, step.told_s, reason, error)
     return len(step.refused) + len(finished) + len(turn.ended)
 
 
@@ -151,7 +155,7 @@ def _event(turn: Turn) -> IterationEvent:
     ends = finished_in(step) if turn.finished is None else turn.finished
     finished = [(request_id, reason) for request_id, reason in ends if request_id not in apart]
     return IterationEvent(
-        start_s=step.start_s, duration_s=step.end_s - step.start_s,
+        start_s=step.start_s, duration_s=step.end_s - step.start_s, told_s=step.told_s,
         host_s=(step.start_s - step.begun_s) + (step.done_s - step.end_s),
         rung=str(step.rung), rung_tokens=step.rung.tokens, extra_tokens=int(plan.extra_tokens),
         grants=grants, admitted=step.ids(plan.admitted), cached=cached,

@@ -41,6 +41,10 @@ class Session:
         self._requests[request.request_id] = engine.requests[request.request_id]
         return len(self._requests[request.request_id].prompt_ids)
 
+    def expect(self, arrivals: bool) -> None:
+        """Whether more requests are to come."""
+        self._engine.scheduler.expects_arrivals = arrivals
+
     def turn(self) -> Turn:
         """One iteration."""
         return self._engine.turn()[0]

@@ -53,6 +53,9 @@ class IterationEvent:
     block_size: int = 0
     limited_by: str = ""
     compiled: bool = False
+    told_s: float | None = None
+    """When the host had the tokens: later than they were computed inside of a dispatch of several
+    iterations; None: at the end of this one."""
     repeats: int = 1
     """Iterations this event stands for (a leap); token counts are totals over them."""
 

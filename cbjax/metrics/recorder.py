@@ -157,7 +157,7 @@ class Recorder:
         """
         number = len(self._iterations)
         span = (float(event.start_s), float(event.duration_s))
-        end_s = float(event.end_s)
+        told_s = float(event.end_s if event.told_s is None else event.told_s)
 
         swapped = set(event.swapped)
         for request_id in event.preempted:
@@ -188,9 +188,9 @@ class Recorder:
         if delivered is None:
             delivered = [(request_id, 1) for request_id in event.emitted]
         for request_id, tokens in delivered:
-            self._deliver(self._find(request_id), end_s, tokens)
+            self._deliver(self._find(request_id), told_s, tokens)
         for request_id, finish_reason in event.finished:
-            self.ended(request_id, end_s, finish_reason)
+            self.ended(request_id, told_s, finish_reason)
 
         scheduled = by_kind["prefill"] + by_kind["decode"]
         self._iterations.append(

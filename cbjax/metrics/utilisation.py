@@ -29,6 +29,8 @@ def iteration_metrics(
     Returns:
         iterations: how many, leaped ones included.
         busy_fraction: seconds with an iteration running / seconds of the window.
+        host_ms: host milliseconds per iteration outside of the computation (scheduling, records).
+        host_fraction: host seconds / seconds of host and computation together.
         padding_fraction: padded positions / all positions of the rungs that ran.
         mean_running: requests on a seat, averaged over the seconds with an iteration running.
         max_waiting: most requests left waiting after a scheduling decision, backlog included.
@@ -39,7 +41,8 @@ def iteration_metrics(
     """
     if iterations.is_empty():
         names = (
-            "iterations", "busy_fraction", "padding_fraction", "mean_running", "max_waiting"
+            "iterations", "busy_fraction", "host_ms", "host_fraction", "padding_fraction",
+            "mean_running", "max_waiting",
         )
         return dict.fromkeys((*names, "backlog_iterations")) | {"waiting_s_by_reason": {}}
     left = pl.col("waiting") + pl.col("backlog")
@@ -51,12 +54,15 @@ def iteration_metrics(
         - pl.col("start_s"),
     ).filter(window.holds("start_s"))
     padded = total(rows["padded_tokens"])
-    ran_s = total(rows["duration_s"])
+    ran_s, host_s = total(rows["duration_s"]), total(rows["host_s"])
+    host_ms = share(1e3 * host_s, total(rows["repeats"]))
     longest = rows["left"].max()
     reasons = rows.filter(pl.col("waited_s") > 0).group_by("limited_by").agg(pl.sum("waited_s"))
     return {
         "iterations": int(total(rows["repeats"])),
         "busy_fraction": share(total(rows["busy_s"]), window.duration_s),
+        "host_ms": host_ms,
+        "host_fraction": share(host_s, host_s + ran_s),
         "padding_fraction": share(padded, padded + total(rows["scheduled_tokens"])),
         "mean_running": share(total(rows["running"] * rows["duration_s"]), ran_s),
         "max_waiting": int(longest or 0),  # type: ignore[arg-type]

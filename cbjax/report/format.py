@@ -17,6 +17,8 @@ TITLES: Mapping[str, str] = {
     "requests_per_s": "requests/s",
     "goodput_requests_per_s": "goodput (good requests/s)",
     "slo_attainment": "SLO attainment (% of requests)",
+    "host_ms": "host time an iteration (ms)",
+    "host_fraction": "host (% of an iteration)",
     "padding_fraction": "padding (% of positions)",
     "useful_token_fraction": "useful (% of positions)",
     "busy_fraction": "busy (% of time)",
@@ -50,6 +52,7 @@ SETTING_TITLES: Mapping[str, str] = {
     "budget": "token budget (tokens)",
     "seats": "seats",
     "rungs": "rungs of the ladder",
+    "backend.megastep": "most iterations of a dispatch (K)",
     "policy.max_num_batched_tokens": "token budget (tokens)",
     "policy.max_num_seqs": "seats",
     "workload.arrivals.rate": "offered load (requests/s)",
@@ -60,6 +63,7 @@ SETTING_TITLES: Mapping[str, str] = {
 }
 PERCENT = {
     "slo_attainment",
+    "host_fraction",
     "padding_fraction",
     "useful_token_fraction",
     "busy_fraction",

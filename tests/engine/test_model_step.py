@@ -12,8 +12,9 @@ from cbjax.core.ladder import Rung, ladder
 from cbjax.core.limits import system
 from cbjax.core.schedule import schedule_jit
 from cbjax.core.state import initial_state
-from cbjax.engine.model_step import forward_step, model_executor
+from cbjax.engine.model_step import model_executor
 from cbjax.engine.sizing import limits_for
+from cbjax.engine.step_programs import forward_step
 from cbjax.models import load_model
 from cbjax.models.layout import LAYOUTS
 

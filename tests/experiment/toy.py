@@ -50,6 +50,10 @@ SMALL = {
         "model=tiny", "seats=2", "budget=16", "workload.num_requests=4",
         "workload.arrivals.rate=50", "kv.block_size=4,64",
     ],
+    "megastep": [
+        "model=tiny", "seats=2", "budget=16", "iteration_tokens=16", "workload.num_requests=3",
+        "backend.megastep=1,4",
+    ],
     "ladder_load": ["seats=4", "workload.num_requests=24", "workload.arrivals.rate=4"],
     "block_context": ["seats=4", "workload.num_requests=24", "kv.block_size=4,64"],
     "admission": ["seats=4", "workload.num_requests=24", "kv.num_blocks=520,600"],

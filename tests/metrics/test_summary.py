@@ -229,8 +229,8 @@ def test_an_external_endpoint_leaves_out_what_it_cannot_know():
     metrics = summarise(tables.requests, tables.iterations, backend="endpoint")["metrics"]
     assert metrics["ttft_s"]["p50"] == 1.0
     assert metrics["ttft_sent_s"]["p50"] == 0.5
-    absent = ("iterations", "busy_fraction", "padding_fraction", "useful_token_fraction",
-              "mean_running")
+    absent = ("iterations", "busy_fraction", "host_ms", "host_fraction", "padding_fraction",
+              "useful_token_fraction", "mean_running")
     for name in (*absent, "kv_utilisation", "kv_waste", "max_waiting", "wasted_tokens"):
         assert metrics[name] is None
     assert metrics["queue_s"]["p50"] is None

@@ -68,7 +68,8 @@ def _engine(config: RunConfig, shared: dict[str, Any], progress: Progress | None
     return Engine(
         model, policy=policy, max_length=max_length, dtype=config.model.dtype,
         attention=config.model.attention, kv_memory_fraction=config.kv.memory_fraction or 0.3,
-        ladder=ladder_of(config, policy, max_length), debug=config.debug, **sizes_of(config),
+        ladder=ladder_of(config, policy, max_length), debug=config.debug,
+        megastep=config.backend.megastep, **sizes_of(config),
     )
 
 
