@@ -343,3 +343,28 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path):
     [study] = [path for path in home.iterdir() if not path.name.startswith(".")]
     kept = {path.parent.name: path.stat().st_mtime_ns for path in study.glob("runs/*/summary.json")}
     assert len(kept) == 4 and finished.items() <= kept.items()
+
+
+def test_a_study_with_repeats_ends_with_its_paired_differences(tmp_path, capsys):
+    """Two policies on the same seeds: what differs, and how surely."""
+    arguments = [
+        "+experiment=worked_example", "policy=vllm,orca", "study.figures=none",
+        "study.timeline=false", f"results_dir={tmp_path}",
+    ]
+    assert run.main([*arguments, "repeats=3"]) == 0
+    shown = capsys.readouterr().out
+    assert "paired differences against 'policy=vllm'" in shown
+    assert "no significant" in shown
+    assert shown.index("paired differences") < shown.index("cells   6")
+    assert run.main([*arguments, "seed=7"]) == 0
+    assert "paired" not in capsys.readouterr().out, "one seed a setting"
+
+
+def test_a_knob_that_some_policies_lack_is_noted(tmp_path, capsys):
+    assert run.main([
+        "+experiment=worked_example", "policy=vllm,orca", "policy.long_prefill_token_threshold=0,4",
+        "study.figures=none", "study.timeline=false", f"results_dir={tmp_path}",
+    ]) == 0
+    shown = capsys.readouterr().out
+    assert "note: orca has no policy.long_prefill_token_threshold" in shown
+    assert "cells   3" in shown
