@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from types import SimpleNamespace
 
 import polars as pl
 import pytest
-import yaml
 
 import cbjax
 from cbjax import run
@@ -203,27 +201,6 @@ def test_simulated_cells_ask_for_one_set_of_capacities():
     assert len(capacities) == 2, "a program for each policy"
     exact = [replace(cell.config, record="tokens") for cell in cells]
     assert backends.prepare(exact, {}) == 1
-
-
-@pytest.fixture
-def own_experiment(tmp_path, monkeypatch):
-    """Write an experiment beside the others."""
-    configs = tmp_path / "configs"
-    shutil.copytree(paths.config_dir(), configs)
-    monkeypatch.setattr(paths, "_PACKAGE", tmp_path / "cbjax")
-
-    def write(name, defaults=(), **settings):
-        text = yaml.safe_dump({
-            "defaults": [{"override /workload": "abc"}, {"override /backend": "unit_clock"},
-                         *defaults],
-            "seats": 2, "kv": {"num_blocks": 16}, "model": {"max_length": 32}, "budget": 8,
-            **settings,
-        }, sort_keys=False)
-        (configs / "experiment" / f"{name}.yaml").write_text(
-            f"# @package _global_\n# A question.\n{text}"
-        )
-
-    return write
 
 
 def test_a_grid_in_a_file_needs_no_flag_also_one_written_for_hydras_sweeper(own_experiment):
