@@ -103,8 +103,10 @@ def redraw(
     study = _read(folder)
     table, written = _draw_study(study, formats)
     report = _write_report(study, table, written)
+    known = {run.folder: run for run in study.whole}
     for figures in sorted(folder.glob("runs/*/figures")):
-        written += draw_runs([read_run(figures.parent)], figures, formats)
+        run = known.get(figures.parent) or read_run(figures.parent)
+        written += draw_runs([run], figures, formats)
     return table, [report, *written]
 
 
