@@ -9,11 +9,10 @@ Three ways to the same numbers:
 * padded: every table gathered up to the longest context, every chunk padded to the longest;
 * reference: the definition (not run where it would take seconds).
 
-Each figure is for one layer of a compiled scan over layers, so that temporaries are allocated once
-as in a model, and the KV of the next layer is not yet in the cache of the core. `cpu` is process
-CPU time, `wall` elapsed time, both the lowest of several samples; `floor` is the live KV bytes over
-the rate at which this process reads memory (one numpy reduction over as many bytes). Thread counts
-run in a process each, as the runtime fixes them at its start. Writes
+Each figure is for one layer of several in a compiled program (`cbjax.engine.attention_time`): `cpu`
+is process CPU time, `wall` elapsed time, both the lowest of several samples; `floor` is the live KV
+bytes over the rate at which this process reads memory (one numpy reduction over as many bytes).
+Thread counts run in a process each, as the runtime fixes them at its start. Writes
 `results/benchmarks/attention.json`.
 """
 
@@ -22,28 +21,18 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-LAYERS = 4
+from cbjax.engine.attention_time import LAYERS, least_seconds, through_layers
+
 HEADS = "smollm2-135m"
 
 
 def sample(call: Callable[[], object], seconds: float) -> tuple[float, float]:
-    """Lowest CPU and wall milliseconds of a call; samples of 50 ms, so that ticks do not show."""
-    import jax
-
-    jax.block_until_ready(call())
-    cpu, wall, started = [], [], time.perf_counter()
-    while len(cpu) < 3 or time.perf_counter() - started < seconds:
-        before, clock, count = time.process_time(), time.perf_counter(), 0
-        while time.perf_counter() - clock < 0.05:
-            jax.block_until_ready(call())
-            count += 1
-        cpu.append((time.process_time() - before) / count)
-        wall.append((time.perf_counter() - clock) / count)
-    return min(cpu) * 1e3, min(wall) * 1e3
+    """Lowest CPU and wall milliseconds of a call."""
+    computed, elapsed = least_seconds(call, seconds)
+    return 1e3 * computed, 1e3 * elapsed
 
 
 def padded_attention(arguments, layer, width: int, longest: int):
@@ -109,15 +98,7 @@ def attention_rows(block_size: int, dtype: str, seconds: float):
         row = {"batch": name, "live": live, "floor_ms": floor}
         results = []
         for way, attend in ways.items():
-
-            @jax.jit
-            def layers(arguments, attend=attend, numbers=numbers):
-                def one(queries, layer):
-                    out = attend({**arguments, **numbers, "q": queries}, layer)
-                    return queries + 1e-3 * out, None  # the next layer waits for this one
-
-                return jax.lax.scan(one, arguments["q"], jnp.arange(LAYERS))[0]
-
+            layers = through_layers(lambda a, layer, f=attend, n=numbers: f({**a, **n}, layer))
             results.append(layers(arguments))
             cpu, wall = sample(lambda f=layers, a=arguments: f(a), seconds)
             row[f"{way}_cpu_ms"], row[f"{way}_wall_ms"] = cpu / LAYERS, wall / LAYERS

@@ -25,27 +25,16 @@ from benchmarks.scheduler import (
     write,
 )
 from cbjax import policies
-from cbjax.core.policy import Policy
 from cbjax.core.state import initial_state
 
 WARM = 200
-
-
-def policy_of(name: str, seats: int) -> Policy:
-    """The policy with the seats and the budget of the comparison."""
-    build = policies.get(name)
-    default = build()
-    knobs = {default.seats: seats}
-    if default.budget:
-        knobs[default.budget] = BUDGET
-    return build(**knobs)
 
 
 def measure(seats: int, iterations: int, repeats: int) -> list[dict]:
     """A row per policy: microseconds of an iteration, and how often vllm's."""
     limits, numbers = numbers_of(seats, "steady")
     requests = padded(requests_of(seats, "steady", WARM + iterations * repeats))
-    choices = {name: policy_of(name, seats) for name in policies.names}
+    choices = {name: policies.sized(name, seats, BUDGET) for name in policies.names}
 
     def go_on(name: str, state, first, now, count: int):
         return jax.block_until_ready(

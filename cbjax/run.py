@@ -115,6 +115,8 @@ def _run(arguments: list[str]) -> int:
 
     console = Console(soft_wrap=True, highlight=False, markup=False)
     console.print(f"{experiment.name}: {experiment.description}")
+    for note in experiment.notes:
+        console.print(f"note: {note}")
     if experiment.dry_run:
         show_estimates(estimate_cells(experiment), console.print)
         return 0

@@ -7,12 +7,17 @@ from pathlib import Path
 from cbjax.results import Run, collect_runs, read_run
 
 
-def figure_arguments(figure: str, description: str | None) -> tuple[Path, Path]:
-    """The folder to read and the file to write, from the command line."""
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """A parser for the folder to read and the file to write."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("study", type=Path, help="results/<experiment>/<hash>, or one run in it")
     parser.add_argument("-o", "--output", type=Path, help="a .png, .pdf or .svg file")
-    given = parser.parse_args()
+    return parser
+
+
+def figure_arguments(figure: str, description: str | None) -> tuple[Path, Path]:
+    """The folder to read and the file to write, from the command line."""
+    given = parser_of(description).parse_args()
     return given.study, given.output or given.study / "figures" / f"{figure}.png"
 
 

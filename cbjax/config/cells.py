@@ -2,10 +2,11 @@
 
 Rules, because two layers of overrides meet: what the user says wins. A setting fixed by the user
 leaves the grid, one that the user sweeps replaces its axis, and a variant loses the overrides that
-the user made; variants that no longer differ become one.
+the user made; variants that no longer differ become one. So do cells that differ in a knob which
+their policy does not have.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -13,16 +14,30 @@ from hydra.core.override_parser.types import Override
 
 from cbjax.config.compose import parse
 from cbjax.config.errors import ConfigError
+from cbjax.config.policy import knobs_of
 from cbjax.config.study import StudyConfig
+
+KNOB = "policy."
 
 
 @dataclass(frozen=True)
 class CellPlan:
-    """A cell before it is composed: its label, its place in the grid, its overrides."""
+    """A cell before it is composed: its variant, its place in the grid, its overrides."""
 
-    label: str
+    variant: str
     axes: Mapping[str, str]
     overrides: tuple[str, ...]
+
+    @property
+    def place(self) -> list[str]:
+        """The cell's place in the grid as overrides."""
+        return [f"{key}={value}" for key, value in self.axes.items()]
+
+    @property
+    def label(self) -> str:
+        """Names the cell among the others."""
+        named = [f"{short_name(key, self.axes)}={value}" for key, value in self.axes.items()]
+        return ", ".join([part for part in (self.variant, *named) if part])
 
 
 def plan_cells(
@@ -54,15 +69,54 @@ def plan_cells(
     if empty:
         raise ConfigError(f"study.grid.{empty[0]} = []: give at least one value")
     taken = [*(override.key_or_group for override in given), *grid]
-    plans = {}
-    for label, overrides in _variants(study, taken).items():
-        for values in product(*grid.values()):
-            axes = dict(zip(grid, values, strict=True))
-            place = [f"{key}={value}" for key, value in axes.items()]
-            named = [f"{short_name(key, axes)}={value}" for key, value in axes.items()]
-            name = ", ".join([part for part in (label, *named) if part])
-            plans[name] = CellPlan(name, axes, (*overrides, *place))
-    return list(plans.values())
+    return [
+        CellPlan(variant, dict(zip(grid, values, strict=True)), overrides)
+        for variant, overrides in _variants(study, taken).items()
+        for values in product(*grid.values())
+    ]
+
+
+def keep_own_knobs(
+    plans: Sequence[CellPlan], fixed: Sequence[str],
+    policy_of: Callable[[tuple[str, ...]], str],
+) -> tuple[list[CellPlan], list[str]]:
+    """Take from every cell the knobs that its policy does not have but another cell's has.
+
+    Args:
+        plans: all cells.
+        fixed: overrides of all cells; they follow the cells' own.
+        policy_of: the name of the policy that overrides lead to.
+
+    Returns:
+        The cells with all their overrides, those that do not differ any more as one, and what was
+        left out, a sentence per knob and policy. A knob that no policy has stays, to be refused.
+    """
+    whole = [CellPlan(one.variant, one.axes, (*one.overrides, *fixed)) for one in plans]
+    keys = {override.key_or_group for override in parse(fixed)}.union(*(one.axes for one in plans))
+    knobs = sorted(key for key in keys if key.startswith(KNOB))
+    if not knobs:
+        return whole, []
+    names = [
+        policy_of(tuple(_without(knobs, (*one.overrides, *one.place)))) for one in whole
+    ]
+    known = {name: {KNOB + knob for knob in knobs_of(name)} for name in names}
+    shared = set().union(*known.values())
+    kept: dict[str, CellPlan] = {}
+    notes: dict[str, None] = {}
+    for plan, one, name in zip(plans, whole, names, strict=True):
+        foreign = [knob for knob in knobs if knob in shared - known[name]]
+        notes |= dict.fromkeys(f"{name} has no {knob}: it runs without it" for knob in foreign)
+        axes = {key: value for key, value in one.axes.items() if key not in foreign}
+        own = CellPlan(one.variant, axes, (*plan.overrides, *_without(foreign, fixed)))
+        kept.setdefault(own.label, own)
+    return list(kept.values()), list(notes)
+
+
+def _without(keys: Collection[str], overrides: Sequence[str]) -> list[str]:
+    parsed = parse(overrides)
+    return [
+        text for text, one in zip(overrides, parsed, strict=True) if one.key_or_group not in keys
+    ]
 
 
 def short_name(key: str, among: Collection[str]) -> str:

@@ -1,5 +1,6 @@
 """Checks that the library makes itself, asked at the edge: before a model is loaded or compiled."""
 
+from collections.abc import Collection
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -11,8 +12,13 @@ from cbjax.metrics import Slo
 from cbjax.workload import Arrivals, Lengths, formats
 
 
-def run_config(root: RootConfig) -> RunConfig:
+def run_config(root: RootConfig, given: Collection[str] = ()) -> RunConfig:
     """The settings of one run, with every knob of its policy spelled out.
+
+    Args:
+        root: as composed.
+        given: keys that the run's own overrides set; a knob among them counts more than `seats` or
+            `budget` of the experiment's file.
 
     Raises:
         ConfigError: a setting that the library would refuse.
@@ -42,7 +48,7 @@ def run_config(root: RootConfig) -> RunConfig:
             text = str(error).removeprefix(f"{record.__name__.lower()}.")
             raise ConfigError(f"{place}.{text}") from error
     settings = {name: getattr(root, name) for name in RunConfig.__dataclass_fields__}
-    return _with_own_knobs(RunConfig(**settings))
+    return _with_own_knobs(RunConfig(**settings), given)
 
 
 def _check_format(trace: TraceConfig) -> None:
@@ -53,13 +59,19 @@ def _check_format(trace: TraceConfig) -> None:
         raise ConfigError(f"workload.trace.{error}") from error
 
 
-def _with_own_knobs(config: RunConfig) -> RunConfig:
+def _with_own_knobs(config: RunConfig, given: Collection[str]) -> RunConfig:
     """Every knob of the policy spelled out, and the aliases `seats` and `budget` resolved."""
     policy = complete_policy(config.policy)
     iteration_tokens = config.iteration_tokens
     for alias in ("seats", "budget"):
         value, knob = getattr(config, alias), knob_for(policy["name"], alias)
-        if value is not None and knob is not None:
+        if value is not None and f"policy.{knob}" in given:
+            if alias in given:
+                raise ConfigError(
+                    f"{alias} = {value}: policy.{knob} is given, too, and is the same setting of "
+                    f"{policy['name']}; leave one out ({alias}=null, if the experiment sweeps it)"
+                )
+        elif value is not None and knob is not None:
             policy[knob] = value
         elif value is not None and alias == "budget":
             iteration_tokens = iteration_tokens or value

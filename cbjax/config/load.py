@@ -3,11 +3,12 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from hydra.core.override_parser.types import Override
 
-from cbjax.config.cells import CellPlan, plan_cells, sweep_values
+from cbjax.config.cells import CellPlan, keep_own_knobs, plan_cells, sweep_values
 from cbjax.config.checks import run_config
 from cbjax.config.compose import Compose, composer, hydra_settings, parse
 from cbjax.config.errors import ConfigError, nearest
@@ -47,6 +48,7 @@ class Experiment:
         dry_run: nothing is to be run.
         launcher: settings of the Hydra launcher that is to run the cells; empty: they run here.
         command: what to type to run it again.
+        notes: what a user should know who sweeps a knob that not every policy has.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Experiment:
     dry_run: bool = False
     launcher: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def swept(self) -> list[str]:
@@ -105,10 +108,12 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> Experiment:
         plans = plan_cells(_with_grid_of(sweeper, base.study), given, seeds)
         if base.repeats > 1:
             fixed = [_text(one) for one in parse(fixed) if one.key_or_group != "seed"]
-        cells = tuple(_cell(plan, compose, [chosen, *plan.overrides, *fixed]) for plan in plans)
+        policy_of = cache(lambda texts: str(compose([chosen, *texts]).policy["name"]))
+        plans, notes = keep_own_knobs(plans, fixed, policy_of)
+        cells = tuple(_cell(plan, compose, chosen) for plan in plans)
     return Experiment(
         name, known[name], cells, base.study, base.results_dir, base.force, base.isolate,
-        base.dry_run, launcher, command=_command(chosen, given),
+        base.dry_run, launcher, command=_command(chosen, given), notes=tuple(notes),
     )
 
 
@@ -134,9 +139,11 @@ def _with_grid_of(sweeper: Mapping[str, Any], study: StudyConfig) -> StudyConfig
     return replace(study, grid={**axes, **study.grid})
 
 
-def _cell(plan: CellPlan, compose: Compose, overrides: Sequence[str]) -> Cell:
+def _cell(plan: CellPlan, compose: Compose, chosen: str) -> Cell:
     try:
-        config = run_config(compose(overrides))
+        overrides = [*plan.overrides, *plan.place]
+        given = {override.key_or_group for override in parse(overrides)}
+        config = run_config(compose([chosen, *overrides]), given)
     except ConfigError as error:
         raise ConfigError(f"{error} (in {plan.label})" if plan.label else str(error)) from error
     return Cell(plan.label or config.policy["name"], plan.axes, config)

@@ -16,6 +16,8 @@ from cbjax.report import (
     conditions,
     estimates_table,
     grid_axes,
+    paired_differences,
+    paired_tables,
     plain_text,
     study_table,
     view_tables,
@@ -23,6 +25,7 @@ from cbjax.report import (
 from cbjax.results import has_capacity, read_capacity
 
 PROMPT_WIDTH, WIDEST = 200, 160
+MOST_DIFFERENCES = 24
 
 
 def show_study(result: StudyResult, out: Callable[[Any], None]) -> None:
@@ -49,6 +52,9 @@ def show_study(result: StudyResult, out: Callable[[Any], None]) -> None:
             out(line)
     else:
         out(study_table(rows, runs, grid_axes(rows, result.experiment.swept)))
+        if _is_repeated(rows):
+            for table in paired_tables(paired_differences(rows, runs), MOST_DIFFERENCES):
+                out(table)
     for table in view_tables(shown.views, rows, result.folder):
         out(table)
     for file in result.figures:
@@ -59,9 +65,14 @@ def show_study(result: StudyResult, out: Callable[[Any], None]) -> None:
         found = f", {reused} found finished" if reused else ""
         wrong = f", {failed} failed" if failed else ""
         out(f"cells   {cells}{found}{wrong}")
-    if rows["setting_hash"].n_unique() < len(rows):
+    if _is_repeated(rows):
         out(f"table   python -m cbjax.collect {result.folder} --to table.tex")
     out(f"results {result.folder}")
+
+
+def _is_repeated(rows: pl.DataFrame) -> bool:
+    """Whether settings ran with several seeds."""
+    return rows["setting_hash"].n_unique() < len(rows)
 
 
 def show_estimates(cells: pl.DataFrame, out: Callable[[Any], None]) -> None:

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cbjax.models import families
 from cbjax.models.config import ModelConfig
 from cbjax.models.decoder import Weights, weight_shapes
-from cbjax.models.tensors import FUSED, NAMES, TensorSource, check_tensors
+from cbjax.models.tensors import FUSED, TensorSource, check_tensors, names_of
 
 
 def convert(config: ModelConfig, source: TensorSource, dtype: str) -> Weights:
@@ -47,12 +48,14 @@ def _fill(
 ) -> np.ndarray:
     """One weight, stacked over `layers` if there are any."""
     filled = np.empty(shape.shape, shape.dtype)
+    names = names_of(config.family, source.format)
+    reordered = source.format in families.get(config.family).neighbouring_pairs
     for layer in layers or [None]:
         place = filled if layer is None else filled[layer]
         start = 0
         for part in FUSED.get(name, (name,)):
-            stored = source.read(NAMES[source.format][part].format(layer))
-            if source.interleaved_rope and part in ("q", "k"):
+            stored = source.read(names[part].format(layer))
+            if reordered and part in ("q", "k"):
                 stored = half_split(stored, config.head_dim)
             place[start : start + len(stored)] = stored
             start += len(stored)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from cbjax.models.config import ModelConfig, as_ids, config_from_hf
+from cbjax.models.config import ModelConfig, as_ids
+from cbjax.models.families import config_from_hf
 from cbjax.models.tensors import TensorSource
 
 READABLE = ("F32", "F16", "BF16")

@@ -5,14 +5,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cbjax.models.cache import cached_weights
-from cbjax.models.config import ModelConfig, config_from_gguf
+from cbjax.models.config import ModelConfig
 from cbjax.models.convert import convert
 from cbjax.models.decoder import Weights, weight_shapes
+from cbjax.models.families import config_from_gguf
 from cbjax.models.gguf_file import GgufFile, open_gguf
 from cbjax.models.hf_dir import hf_config, hf_tensors, weight_files
 from cbjax.models.layout import lay_out
 from cbjax.models.sources import file_digest, locate
-from cbjax.models.tensors import NAMES, TensorSource
+from cbjax.models.tensors import TensorSource
 from cbjax.models.tiny import TINY_SOURCES, tiny_config, tiny_tokenizer, tiny_weights
 from cbjax.models.tokenizer import Tokenizer
 from cbjax.models.tokenizer_gguf import gguf_tokenizer
@@ -84,7 +85,7 @@ def gguf_config(file: GgufFile) -> ModelConfig:
     named = "rope_freqs.weight"
     factors = file.read(named).tolist() if named in file.tensors else ()
     return config_from_gguf(
-        file.metadata, tied=NAMES["gguf"]["head"] not in file.tensors, rope_factors=factors
+        file.metadata, tied="output.weight" not in file.tensors, rope_factors=factors
     )
 
 
@@ -95,5 +96,4 @@ def gguf_tensors(file: GgufFile) -> TensorSource:
         format="gguf",
         shapes={name: tensor.shape for name, tensor in file.tensors.items()},
         read=file.read,
-        interleaved_rope=file.metadata["general.architecture"] == "llama",
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cbjax.models import families
 from cbjax.models.config import ModelConfig
 
 # Fields of the decoder that are made of several stored tensors, one after another.
@@ -45,7 +46,7 @@ _GGUF = {
     "ffn_norm": _GGUF_LAYER + "ffn_norm.weight",
     **{x: f"{_GGUF_LAYER}ffn_{x}.weight" for x in ("gate", "up", "down")},
 }
-NAMES = {"hf": _HF, "gguf": _GGUF}
+_NAMES = {"hf": _HF, "gguf": _GGUF}
 # Derived from the configuration, or read together with it.
 _IGNORED = {"hf": ("rotary_emb.inv_freq",), "gguf": ("rope_freqs.weight",)}
 
@@ -55,10 +56,14 @@ class TensorSource:
     """The tensors of one checkpoint, read one at a time."""
 
     path: str  # for messages
-    format: str  # key of NAMES
+    format: str  # "hf" or "gguf"
     shapes: Mapping[str, tuple[int, ...]]
     read: Callable[[str], np.ndarray]  # by stored name; any float dtype
-    interleaved_rope: bool = False  # rows of q and k are ordered for neighbouring pairs
+
+
+def names_of(family: str, form: str) -> Mapping[str, str]:
+    """Part -> what a family's checkpoints of a format call its tensor; "{}" is the layer."""
+    return {**_NAMES[form], **families.get(family).tensors.get(form, {})}
 
 
 def part_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -93,7 +98,7 @@ def check_tensors(config: ModelConfig, source: TensorSource) -> None:
     Raises:
         ValueError: naming the tensors.
     """
-    names = NAMES[source.format]
+    names = names_of(config.family, source.format)
     expected = {
         names[part].format(layer): shape
         for part, shape in part_shapes(config).items()

@@ -13,7 +13,8 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from cbjax.models.config import ModelConfig, config_from_hf
+from cbjax.models import families
+from cbjax.models.config import ModelConfig
 from cbjax.models.decoder import Weights, weight_shapes
 from cbjax.models.token_bytes import byte_to_char
 from cbjax.models.tokenizer import Tokenizer
@@ -35,23 +36,18 @@ _COMMON: dict[str, Any] = {
     "eos_token_id": [256, 258],
     "bos_token_id": 256,
 }
-_LLAMA31_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-_MODELS: dict[str, dict[str, Any]] = {
-    "tiny": {"model_type": "llama"},
-    "tiny-llama31": {"model_type": "llama", "rope_parameters": _LLAMA31_ROPE},
-    "tiny-mistral": {"model_type": "mistral", "sliding_window": None},
-    # Rows of the embedding that no token uses, as in the published Qwen2.5 models.
-    "tiny-qwen2": {"model_type": "qwen2", "vocab_size": 320, "tie_word_embeddings": True},
-    "tiny-qwen3": {"model_type": "qwen3", "head_dim": 32},
-}
-TINY_SOURCES = tuple(_MODELS)
+TINY_SOURCES = tuple(families.tiny_models())
+
+
+def tiny_settings(name: str) -> dict[str, Any]:
+    """What the `config.json` of one of `TINY_SOURCES` would say.
+
+    Raises:
+        ValueError: no such model.
+    """
+    if name not in TINY_SOURCES:
+        raise ValueError(f"source: {name!r} is unknown; built in are {', '.join(TINY_SOURCES)}")
+    return _COMMON | families.tiny_models()[name]
 
 
 def tiny_config(name: str) -> ModelConfig:
@@ -60,9 +56,7 @@ def tiny_config(name: str) -> ModelConfig:
     Raises:
         ValueError: no such model.
     """
-    if name not in _MODELS:
-        raise ValueError(f"source: {name!r} is unknown; built in are {', '.join(TINY_SOURCES)}")
-    return config_from_hf(_COMMON | _MODELS[name])
+    return families.config_from_hf(tiny_settings(name))
 
 
 def tiny_weights(config: ModelConfig, dtype: str = "float32", *, seed: int = 0) -> Weights:

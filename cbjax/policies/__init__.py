@@ -36,6 +36,22 @@ def get(name: str) -> Callable[..., Policy]:
     return globals()[name]
 
 
+def sized(name: str, seats: int, budget: int, **knobs: Any) -> Policy:
+    """A policy with so many seats and such a token budget, whatever its knobs for them are called.
+
+    Args:
+        name: of the policy; one without a budget has none.
+        knobs: its further knobs, by its own names.
+
+    Raises:
+        ValueError: there is no such policy, or it refuses a value.
+    """
+    build = get(name)
+    plain = build()
+    own = {plain.seats: seats, plain.budget: budget}
+    return build(**{knob: value for knob, value in own.items() if knob} | knobs)
+
+
 def __getattr__(name: str) -> Any:
     if name in ("from_flags", "to_flags"):
         # On first use: the tables ask for policies, which must all be there by then.

@@ -91,20 +91,22 @@ def redraw(
     """
     folder, formats = Path(folder), list(dict.fromkeys((*FORMATS, *formats)))
     if is_run(folder):
-        run = read_run(folder)
-        table: RenderableType = comparison_table([run])
-        written = draw_runs([run], folder / "figures", formats)
-        return table, [_write_report(folder, [run], table, written, {}), *written]
+        alone = _Read(folder, collect_runs(folder), (read_run(folder),), {})
+        table: RenderableType = comparison_table(alone.runs)
+        written = draw_runs(alone.runs, folder / "figures", formats)
+        return table, [_write_report(alone, table, written), *written]
     if not is_study(folder):
         raise NotDrawable(
             f"{folder} is neither a study (no study.json) nor a run (no summary.json); give "
             "results/<experiment>/<study hash> or a folder under its runs/"
         )
-    table, written = draw_study(folder, formats)
-    index = _index(folder)
-    report = _write_report(folder, _runs(folder, index["runs"]), table, written, index)
+    study = _read(folder)
+    table, written = _draw_study(study, formats)
+    report = _write_report(study, table, written)
+    known = {run.folder: run for run in study.whole}
     for figures in sorted(folder.glob("runs/*/figures")):
-        written += draw_runs([read_run(figures.parent)], figures, formats)
+        run = known.get(figures.parent) or read_run(figures.parent)
+        written += draw_runs([run], figures, formats)
     return table, [report, *written]
 
 
@@ -116,11 +118,41 @@ def draw_study(
     Returns:
         The comparison table and the files written, those of the single runs not included.
     """
-    folder = Path(folder)
-    index = _index(folder)
-    figures, title, names = folder / "figures", index["experiment"], index["runs"]
+    return _draw_study(_read(Path(folder)), formats)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A run or a study as its files have it, read once.
+
+    Of many runs the tables are left out, which would fill the memory.
+    """
+
+    folder: Path
+    rows: pl.DataFrame
+    runs: Sequence[Run]
+    index: Mapping[str, Any]  # study.json; empty for a single run
+
+    @property
+    def whole(self) -> Sequence[Run]:
+        """The runs if they have their tables, else none."""
+        return self.runs if len(self.runs) <= MOST_DRAWN else ()
+
+
+def _read(folder: Path) -> _Read:
+    index = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+    names = index["runs"]
+    runs = (read_run(folder / "runs" / name) for name in names)
+    if len(names) > MOST_DRAWN:
+        runs = (replace(run, tables=run.tables.at_level("summary")) for run in runs)
+    return _Read(folder, collect_runs(folder), list(runs), index)
+
+
+def _draw_study(study: _Read, formats: Sequence[str]) -> tuple[RenderableType, list[Path]]:
+    folder, index, runs = study.folder, study.index, study.runs
+    figures, title = folder / "figures", index["experiment"]
     figures.mkdir(exist_ok=True)
-    rows = collect_runs(folder).filter(pl.col("error").is_null())
+    rows = study.rows.filter(pl.col("error").is_null())
     axes = grid_axes(rows, index["swept"])
     table: RenderableType
     if is_full_grid(rows, axes):
@@ -129,16 +161,16 @@ def draw_study(
         table = sweep_table(rows, [*axes, *repeated], title=title)
         written = save_as(draw_grid(rows, x, y), figures / "grid", formats)
     else:
-        runs = [read_run(folder / "runs" / name) for name in names]
         table = study_table(rows, runs, axes, title)
-        written = draw_runs(runs, figures, formats) if len(runs) <= MOST_DRAWN else []
+        written = draw_runs(study.whole, figures, formats)
         if 1 < len(runs) <= MOST_LINES:
             written += save_as(draw_by_run(rows), figures / "by_run", formats)
     if has_capacity(folder):
         table = capacity_table(read_capacity(folder), title)
     else:
         # A search tries every setting at loads of its own: nothing to pair.
-        table = Group(table, *paired_tables(paired_differences(rows), MOST_DIFFERENCES))
+        differences = paired_differences(rows, study.whole)
+        table = Group(table, *paired_tables(differences, MOST_DIFFERENCES))
     views = index.get("views", {})
     table = Group(table, *view_tables(views, rows, folder))
     for name, options in views.items():
@@ -167,29 +199,13 @@ def draw_runs(
     return written
 
 
-def _index(study: Path) -> dict[str, Any]:
-    return json.loads((study / "study.json").read_text(encoding="utf-8"))
-
-
-def _runs(study: Path, names: Sequence[str]) -> list[Run]:
-    """The study's runs; of many without their rows, which would fill the memory."""
-    runs = (read_run(study / "runs" / name) for name in names)
-    if len(names) <= MOST_DRAWN:
-        return list(runs)
-    return [replace(run, tables=run.tables.at_level("summary")) for run in runs]
-
-
-def _write_report(
-    folder: Path, runs: Sequence[Run], table: RenderableType, written: Sequence[Path],
-    index: Mapping[str, Any],
-) -> Path:
-    rows = collect_runs(folder)
-    failed = rows.filter(pl.col("error").is_not_null())
-    rows = rows.filter("differs")
+def _write_report(read: _Read, table: RenderableType, written: Sequence[Path]) -> Path:
+    failed = read.rows.filter(pl.col("error").is_not_null())
+    differing = read.rows.filter("differs")
     return write_report(
-        folder, runs=runs, table=table, index=index,
+        read.folder, runs=read.runs, table=table, index=read.index,
         figures={path: _drawn_by(path.stem) for path in written if path.suffix == ".png"},
-        differing=dict(rows.select("label", "differing_keys").iter_rows()),
+        differing=dict(differing.select("label", "differing_keys").iter_rows()),
         failed=dict(failed.select("label", "error").iter_rows()),
     )
 

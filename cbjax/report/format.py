@@ -94,12 +94,6 @@ def setting_title(setting: str) -> str:
     return SETTING_TITLES.get(setting, setting)
 
 
-def short_label(label: str, *settings: str) -> str:
-    """A run's label without some settings of the sweep, e.g. without "seed=1"."""
-    taken = tuple(f"{name}=" for one in settings for name in (one, one.rpartition(".")[2]))
-    return ", ".join(part for part in label.split(", ") if not part.startswith(taken))
-
-
 def number(value: float | int | None, metric: str) -> str:
     """A metric's value in the unit of its title, with three significant digits; counts in full."""
     if value is None:

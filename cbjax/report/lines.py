@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from cbjax.report.format import short_label
 from cbjax.report.style import line_styles
+from cbjax.results import parts_of, short_label
 
 LOADS = ("workload.arrivals.rate", "workload.arrivals.concurrency")
 
@@ -80,7 +80,8 @@ def _with_setting(rows: pl.DataFrame, setting: str) -> pl.DataFrame:
     if setting in rows.columns and rows[setting].dtype.is_numeric():
         return rows
     leaf = setting.rpartition(".")[2]
-    values = rows["label"].str.extract(rf"(?:^|, ){leaf}=([0-9.]+)").cast(pl.Float64)
+    texts = pl.Series([parts_of(label).get(leaf) for label in rows["label"]], dtype=pl.String)
+    values = texts.cast(pl.Float64, strict=False)
     if values.null_count():
         raise ValueError(f"{setting!r} is not a setting with numbers of these runs")
     return rows.with_columns(values.alias(setting))

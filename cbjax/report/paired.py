@@ -15,8 +15,8 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from cbjax.metrics import Interval, batch_means, bootstrap_interval, request_latencies, warmed_up
-from cbjax.report.format import ABSENT, metric_title, number, short_label, significant
-from cbjax.results import read_requests
+from cbjax.report.format import ABSENT, metric_title, number, significant
+from cbjax.results import Run, read_requests, short_label
 
 METRICS = (
     "ttft_s.mean", "ttft_s.p95", "tpot_s.mean", "e2e_s.mean", "e2e_s.p95", "output_tokens_per_s",
@@ -46,7 +46,7 @@ BySeed = Mapping[int, Mapping[str, Any]]
 Latencies = Mapping[str, pl.DataFrame | None]
 
 
-def paired_differences(rows: pl.DataFrame) -> pl.DataFrame:
+def paired_differences(rows: pl.DataFrame, runs: Sequence[Run] = ()) -> pl.DataFrame:
     """Compare every setting with the first one that has the same workload.
 
     Where each setting has a workload of its own, all are compared with the first, and only seeds
@@ -55,6 +55,7 @@ def paired_differences(rows: pl.DataFrame) -> pl.DataFrame:
     Args:
         rows: from `collect_runs`; runs that differ in their seeds alone are one setting. Request
             tables are read from their folders where they were kept.
+        runs: those of them that were read before, with their tables.
 
     Returns:
         A row per setting and metric: against, setting, metric, `first` and `this` (means over the
@@ -63,12 +64,18 @@ def paired_differences(rows: pl.DataFrame) -> pl.DataFrame:
         significant difference, or cannot tell. No rows for a single setting.
     """
     settings: dict[str, dict[int, Mapping[str, Any]]] = {}
+    names: dict[str, str] = {}
     for row in rows.to_dicts():
+        settings.setdefault(row["setting_hash"], {})[row["seed"]] = row
         name = short_label(row["label"], "seed") or row["policy"]
-        settings.setdefault(name, {})[row["seed"]] = row
-    latencies = {folder: _latencies(folder) for folder in rows["folder"]}
+        names.setdefault(row["setting_hash"], name)
+    read = {str(run.folder): run.tables.requests for run in runs}
+    latencies = {
+        folder: _latencies(read[folder] if folder in read else read_requests(folder))
+        for folder in rows["folder"]
+    }
     found = [
-        {"against": first, "setting": other, "metric": metric, **compared}
+        {"against": names[first], "setting": names[other], "metric": metric, **compared}
         for first, *others in _of_one_workload(settings)
         for other in others
         for metric, compared in _compare(settings[first], settings[other], latencies)
@@ -133,12 +140,12 @@ def _percent(difference: float | None, first: float) -> str:
 
 
 def _of_one_workload(settings: Mapping[str, BySeed]) -> Sequence[Sequence[str]]:
-    """Names of settings, those of one workload together; all together if none share theirs."""
+    """The settings' keys, those of one workload together; all together if none share theirs."""
     groups: dict[str, list[str]] = {}
-    for name, by_seed in settings.items():
+    for key, by_seed in settings.items():
         row = next(iter(by_seed.values()))
-        workload = {key: value for key, value in row.items() if key.startswith("workload.")}
-        groups.setdefault(repr(workload), []).append(name)
+        workload = {name: value for name, value in row.items() if name.startswith("workload.")}
+        groups.setdefault(repr(workload), []).append(key)
     several = [group for group in groups.values() if len(group) > 1]
     return several or [list(settings)]
 
@@ -200,9 +207,8 @@ def _values(
     return earlier, later, None
 
 
-def _latencies(folder: str) -> pl.DataFrame | None:
-    requests = read_requests(folder)
-    if requests is None:
+def _latencies(requests: pl.DataFrame | None) -> pl.DataFrame | None:
+    if requests is None or requests.is_empty():
         return None
     known = requests.select("request_id", "prompt_tokens", "scheduled_arrival_s")
     return known.join(request_latencies(requests), on="request_id")

@@ -167,7 +167,8 @@ def _each(runs: Sequence[Run], say: Any) -> str:
 
 def _load(run: Run) -> str:
     rate = run.summary["offered_rate"]
-    requests = len(run.tables.requests) or run.metrics["completed"]
+    ended = sum(run.metrics.get(name) or 0 for name in ("completed", "rejected", "failed"))
+    requests = len(run.tables.requests) or ended
     return f"{requests} requests, " + (f"{rate:g} per second" if rate else "no given rate")
 
 

@@ -1,11 +1,12 @@
 """What a run leaves behind: identity, folders, files, and one table over many runs."""
 
-from cbjax.results.average import average_seeds, parts_of
+from cbjax.results.average import average_seeds
 from cbjax.results.capacity import has_capacity, read_capacity, write_capacity
 from cbjax.results.collect import collect_runs, flatten
 from cbjax.results.environment import describe_environment
 from cbjax.results.fidelity import read_fidelity, write_fidelity
 from cbjax.results.hashing import identity_hash, plain, source_digest
+from cbjax.results.labels import parts_of, short_label
 from cbjax.results.lock import FolderInUse
 from cbjax.results.runs import NotARun, Run, is_run, read_requests, read_run, write_run
 from cbjax.results.store import Study, is_finished, is_study, open_study
@@ -31,6 +32,7 @@ __all__ = [
     "read_fidelity",
     "read_requests",
     "read_run",
+    "short_label",
     "source_digest",
     "write_capacity",
     "write_fidelity",

@@ -6,13 +6,12 @@ from typing import Any
 import polars as pl
 
 from cbjax.metrics import mean_interval
+from cbjax.results.labels import parts_of
 
 METRICS = (
     "output_tokens_per_s", "ttft_s.p50", "ttft_s.p95", "itl_s.p50", "itl_s.p99", "e2e_s.p95",
     "slo_attainment", "preemptions", "padding_fraction",
 )
-SEED = "seed"
-VARIANT = "variant"
 
 
 def average_seeds(rows: pl.DataFrame, metrics: Sequence[str] | None = None) -> pl.DataFrame:
@@ -47,18 +46,6 @@ def average_seeds(rows: pl.DataFrame, metrics: Sequence[str] | None = None) -> p
     return pl.DataFrame(columns).hstack(numbers.select(
         name for name in numbers.columns if name not in names
     ))
-
-
-def parts_of(label: str) -> dict[str, str]:
-    """The settings that a label names, without the seed; `variant` is what has no name."""
-    parts: dict[str, str] = {}
-    for part in label.split(", "):
-        name, equals, value = part.partition("=")
-        if not equals:
-            parts[VARIANT] = ", ".join(filter(None, (parts.get(VARIANT), part)))
-        elif name != SEED:
-            parts[name] = value
-    return parts
 
 
 def _average(

@@ -33,7 +33,8 @@ def sections() -> dict[str, tuple[dict[str, str], list[str]]]:
 
 def test_every_kind_is_shown():
     assert set(sections()) == {
-        "A policy", "A workload", "An experiment", "A cost model", "A kernel's back end", "A model"
+        "A policy", "A workload", "An experiment", "A cost model", "A kernel's back end", "A model",
+        "A model family",
     }
 
 

@@ -49,3 +49,16 @@ def test_every_page_is_linked():
     for page in (ROOT / "docs").glob("*.md"):
         others = [other.read_text(encoding="utf-8") for other in PAGES if other != page]
         assert any(page.name in text for text in others), f"nothing links to {page.name}"
+
+
+def test_results_have_a_small_figure_of_every_ablation():
+    """Each is drawn from the run that the command above it starts."""
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    drawn = re.findall(r"\+experiment=(\w+)[^#]*?!\[\1\]\(figures/\1\.svg\)", text)
+    assert set(drawn) >= {
+        "admission", "victims", "burstiness", "prefix_sharing", "priorities", "length_prediction",
+        "ladder_load", "kv_block_size", "block_context",
+    }
+    files = sorted((ROOT / "docs" / "figures").iterdir())
+    assert [path.name for path in files] == sorted(f"{name}.svg" for name in drawn)
+    assert max(path.stat().st_size for path in files) < 60_000

@@ -22,8 +22,8 @@ def compile_step(name: str) -> None:
 
     from cbjax.core.batch import IterationBatch
     from cbjax.models import forward
-    from cbjax.models.config import config_from_hf
     from cbjax.models.decoder import weight_shapes
+    from cbjax.models.families import config_from_hf
     from pallas_kernels.verify.compile import options_for
     from pallas_kernels.verify.targets import compiling
 

@@ -29,6 +29,22 @@ def test_a_script_draws_its_figure(name, study, tmp_path, monkeypatch, capsys):
     assert str(output) in capsys.readouterr().out
 
 
+def test_a_view_is_drawn_with_the_panels_asked_for(tmp_path, monkeypatch, capsys):
+    swept = toy(
+        "worked_example", tmp_path, "study.figures=none", "policy=vllm", "seats=1,2",
+        "+study.views.curves={x: policy.max_num_seqs, metrics: [mean_running, kv_utilisation]}",
+    )
+    study, output = cbjax.run_experiment(swept).folder, tmp_path / "view.svg"
+    monkeypatch.setattr(
+        sys, "argv", ["view", str(study), "--metrics", "mean_running", "-o", str(output)]
+    )
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    runpy.run_path(str(SCRIPTS / "view.py"), run_name="__main__")
+    assert str(output) in capsys.readouterr().out
+    drawn = output.read_text()
+    assert "mean requests running" in drawn and "KV utilisation" not in drawn
+
+
 def test_every_script_but_the_grid_is_tried():
     scripts = {path.stem for path in SCRIPTS.glob("*.py")} - {"arguments"}
-    assert scripts == {*OF_A_STUDY, "budget_block_grid"}
+    assert scripts == {*OF_A_STUDY, "budget_block_grid", "view"}

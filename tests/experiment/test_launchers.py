@@ -94,3 +94,13 @@ def test_a_search_refuses_a_launcher_and_does_not_ignore_it(tmp_path):
     experiment = toy("capacity", tmp_path)
     with pytest.raises(ConfigError, match="launcher: study.search"):
         run_experiment(replace(experiment, launcher={"_target_": "any"}))
+
+
+def test_a_launcher_in_the_file_of_a_sweep_counts(own_experiment):
+    """hydra 2946, and ANCHORS 3.3: chosen in a swept file, it was reported and not used."""
+    if not installed("joblib"):
+        pytest.skip("needs cbjax[launchers]")
+    own_experiment("swept", [{"override /launcher": "joblib"}], study={"grid": {"seats": [1, 2]}})
+    experiment = cbjax.load_config("swept", ["kv.block_size=4,8"])
+    assert experiment.launcher["_target_"].endswith("JoblibLauncher")
+    assert len(experiment.cells) == 4

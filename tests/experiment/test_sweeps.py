@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from types import SimpleNamespace
 
 import polars as pl
 import pytest
-import yaml
 
 import cbjax
 from cbjax import run
@@ -205,27 +203,6 @@ def test_simulated_cells_ask_for_one_set_of_capacities():
     assert backends.prepare(exact, {}) == 1
 
 
-@pytest.fixture
-def own_experiment(tmp_path, monkeypatch):
-    """Write an experiment beside the others."""
-    configs = tmp_path / "configs"
-    shutil.copytree(paths.config_dir(), configs)
-    monkeypatch.setattr(paths, "_PACKAGE", tmp_path / "cbjax")
-
-    def write(name, defaults=(), **settings):
-        text = yaml.safe_dump({
-            "defaults": [{"override /workload": "abc"}, {"override /backend": "unit_clock"},
-                         *defaults],
-            "seats": 2, "kv": {"num_blocks": 16}, "model": {"max_length": 32}, "budget": 8,
-            **settings,
-        }, sort_keys=False)
-        (configs / "experiment" / f"{name}.yaml").write_text(
-            f"# @package _global_\n# A question.\n{text}"
-        )
-
-    return write
-
-
 def test_a_grid_in_a_file_needs_no_flag_also_one_written_for_hydras_sweeper(own_experiment):
     own_experiment("ours", study={"grid": {"seats": [1, 2], "kv.block_size": [4, 8]}})
     own_experiment("hydras", hydra={
@@ -343,3 +320,28 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path):
     [study] = [path for path in home.iterdir() if not path.name.startswith(".")]
     kept = {path.parent.name: path.stat().st_mtime_ns for path in study.glob("runs/*/summary.json")}
     assert len(kept) == 4 and finished.items() <= kept.items()
+
+
+def test_a_study_with_repeats_ends_with_its_paired_differences(tmp_path, capsys):
+    """Two policies on the same seeds: what differs, and how surely."""
+    arguments = [
+        "+experiment=worked_example", "policy=vllm,orca", "study.figures=none",
+        "study.timeline=false", f"results_dir={tmp_path}",
+    ]
+    assert run.main([*arguments, "repeats=3"]) == 0
+    shown = capsys.readouterr().out
+    assert "paired differences against 'policy=vllm'" in shown
+    assert "no significant" in shown
+    assert shown.index("paired differences") < shown.index("cells   6")
+    assert run.main([*arguments, "seed=7"]) == 0
+    assert "paired" not in capsys.readouterr().out, "one seed a setting"
+
+
+def test_a_knob_that_some_policies_lack_is_noted(tmp_path, capsys):
+    assert run.main([
+        "+experiment=worked_example", "policy=vllm,orca", "policy.long_prefill_token_threshold=0,4",
+        "study.figures=none", "study.timeline=false", f"results_dir={tmp_path}",
+    ]) == 0
+    shown = capsys.readouterr().out
+    assert "note: orca has no policy.long_prefill_token_threshold" in shown
+    assert "cells   3" in shown

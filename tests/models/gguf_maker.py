@@ -6,9 +6,10 @@ from typing import Any
 import gguf
 import numpy as np
 
-from cbjax.models.config import ModelConfig, config_from_hf
+from cbjax.models import families
+from cbjax.models.config import ModelConfig
 from cbjax.models.hf_dir import hf_tensors, read_json
-from cbjax.models.tensors import NAMES, part_shapes
+from cbjax.models.tensors import names_of, part_shapes
 
 TOKENS = ["<unk>", "<s>", "</s>", "a", "b", "ab", *(f"t{i}" for i in range(90))]
 
@@ -30,15 +31,17 @@ def write_gguf(
     """Convert a Hugging Face folder to one GGUF file.
 
     Args:
-        folder: of a llama, mistral, qwen2 or qwen3 model.
+        folder: of a model whose family has GGUF files, or of a mistral, written as a llama.
         target: the file to write.
         coding: of the matrices whose rows can be coded so; the rest is F32.
         metadata: string and string-array fields besides the architecture's own.
     """
     raw = read_json(folder, "config.json")
-    config, source = config_from_hf(raw), hf_tensors(folder)
-    llama = config.family in ("llama", "mistral")
-    writer = gguf.GGUFWriter(target, "llama" if llama else config.family)
+    config, source = families.config_from_hf(raw), hf_tensors(folder)
+    written = "llama" if config.family == "mistral" else config.family
+    stored, names = names_of(config.family, "hf"), names_of(written, "gguf")
+    neighbours = "gguf" in families.get(written).neighbouring_pairs
+    writer = gguf.GGUFWriter(target, families.get(written).gguf)
     writer.add_block_count(config.num_layers)
     writer.add_context_length(config.max_length)
     writer.add_embedding_length(config.hidden_size)
@@ -64,12 +67,12 @@ def write_gguf(
     kind = gguf.GGMLQuantizationType[coding]
     row = gguf.GGML_QUANT_SIZES[kind][0]
     for part in part_shapes(config):
-        layers = range(config.num_layers) if "{}" in NAMES["hf"][part] else [0]
+        layers = range(config.num_layers) if "{}" in stored[part] else [0]
         for layer in layers:
-            values = source.read(NAMES["hf"][part].format(layer)).astype(np.float32)
-            if llama and part in ("q", "k"):
+            values = source.read(stored[part].format(layer)).astype(np.float32)
+            if neighbours and part in ("q", "k"):
                 values = interleaved(values, config.head_dim)
-            name = NAMES["gguf"][part].format(layer)
+            name = names[part].format(layer)
             if values.ndim == 2 and values.shape[1] % row == 0 and coding != "F32":
                 writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
             else:

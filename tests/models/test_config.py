@@ -5,12 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from cbjax.models.config import (
-    ModelConfig,
-    UnsupportedModelError,
-    config_from_gguf,
-    config_from_hf,
-)
+from cbjax.models.config import ModelConfig, UnsupportedModelError
+from cbjax.models.families import config_from_gguf, config_from_hf
 
 LLAMA = {
     "model_type": "llama",

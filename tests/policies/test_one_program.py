@@ -18,16 +18,7 @@ LIMITS = Limits(
     seats=4, window=4, tokens=128, blocks=32, blocks_per_sequence=32, inbox=4, context=64,
     cached_tokens=128,
 )
-
-
-def small(name: str, seats: int, **knobs):
-    """The policy with few seats and a small budget, by whatever its knobs are called."""
-    build = policies.get(name)
-    plain = build()
-    few = {plain.seats: seats}
-    if plain.budget:
-        few[plain.budget] = 64
-    return build(**few | knobs)
+BUDGET = 64
 
 
 @pytest.mark.parametrize("name", policies.names)
@@ -49,7 +40,7 @@ def test_one_program_serves_every_iteration_and_number_of_seats(name):
         return commit(state, plan, nothing, nothing > 0, inbox.clock)[0], plan
 
     for seats in (4, 3):
-        policy = small(name, seats)
+        policy = policies.sized(name, seats, BUDGET)
         state = initial_state(policy, LIMITS, numbers)
         for _ in range(3):
             state, plan = step(policy, state, empty_inbox(LIMITS))
@@ -68,7 +59,7 @@ def switched():
         ]
         for knobs in [{}, *switches]:
             try:
-                small(name, 4, **knobs)
+                policies.sized(name, 4, BUDGET, **knobs)
             except ValueError:
                 continue
             yield name, knobs
@@ -80,7 +71,7 @@ def switched():
 )
 def test_it_decides_without_compilation_too(name, knobs):
     """Knobs are then Python's numbers: `~True` is -2 there."""
-    policy = small(name, 4, **knobs)
+    policy = policies.sized(name, 4, BUDGET, **knobs)
     numbers = system(LIMITS, block_size=4, num_blocks=32, max_length=32, swap_blocks=32)
     state = initial_state(policy, LIMITS, numbers)
     after, _ = jax.eval_shape(

@@ -2,11 +2,12 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from cbjax.metrics import summarise
-from cbjax.report import NotDrawable, redraw
+from cbjax.report import NotDrawable, files, paired, redraw
 from cbjax.report.__main__ import main
 from cbjax.report.files import FIGURES
 from cbjax.results import describe_environment, open_study
@@ -46,6 +47,21 @@ def test_a_run_is_redrawn(runs):
     _, (report, *written) = redraw(runs[0].folder)
     assert sorted(path.name for path in written) == RUN_FIGURES == drawn(runs[0].folder)
     assert report == runs[0].folder / "report.html" and report.is_file()
+
+
+def test_a_study_and_its_runs_are_read_once(make_study, monkeypatch):
+    cells = {"a": {"config": {"budget": 64}}, "b": {"config": {"budget": 128}}}
+    path = make_study(cells, ["budget"])
+    redraw(next((path / "runs").iterdir()))
+    read = []
+    for name in ("read_run", "collect_runs"):
+        function = getattr(files, name)
+        monkeypatch.setattr(
+            files, name, lambda folder, of=function: (read.append(Path(folder).name), of(folder))[1]
+        )
+    monkeypatch.setattr(paired, "read_requests", None)
+    redraw(path)
+    assert sorted(read) == sorted([path.name, *(run.name for run in (path / "runs").iterdir())])
 
 
 def test_runs_with_fewer_rows_give_fewer_figures(runs):

@@ -5,8 +5,8 @@ import pytest
 from rich.console import Group
 
 from cbjax.metrics import request_latencies
-from cbjax.report import paired_differences, paired_tables, plain_text
-from cbjax.results import collect_runs
+from cbjax.report import paired, paired_differences, paired_tables, plain_text
+from cbjax.results import collect_runs, read_run
 from tests.report.conftest import Batcher, make_run, mixed_requests
 
 ARMS = {"slow": {"base_s": 0.0044}, "same": {}, "blocks": {"num_blocks": 30},
@@ -22,7 +22,7 @@ def study(tmp_path):
             for seed in range(seeds):
                 knobs = ARMS.get(arm, {})
                 requests = mixed_requests(count, rate(seed, arm), seed)
-                config = {"policy": {"name": "vllm"}, "knobs": knobs,
+                config = {"policy": {"name": "vllm"}, "knobs": knobs, "arm": arm,
                           "workload": {"rate": rate(seed, arm)}}
                 label = f"{arm}, seed={seed}" if seeds > 1 else arm
                 make_run(tmp_path / f"{arm}-{seed}", Batcher(requests, **knobs), label, "vllm",
@@ -146,3 +146,21 @@ def test_the_tables_say_what_was_found_and_how(study):
     line = next(line for line in text.splitlines() if "E2E latency mean (s)" in line)
     assert f"+{share:.2f}" in line and " to +" in line
     assert "… and 4 more differences" in plain_text(Group(*paired_tables(found, len(found) - 4)))
+
+
+def test_settings_are_told_apart_by_what_they_are_and_not_by_their_labels(study):
+    """Rows of several studies may use one label for different settings."""
+    rows = study(arms=("first", "slow"))
+    alike = rows.with_columns(label=pl.lit("vllm"))
+    found = paired_differences(alike)
+    assert found["setting"].unique().to_list() == ["vllm"]
+    assert row(found, "vllm", "e2e_s.mean") | {"setting": "slow", "against": "first"} == row(
+        paired_differences(rows), "slow", "e2e_s.mean"
+    )
+
+
+def test_runs_that_were_read_before_are_not_read_again(study, monkeypatch):
+    rows = study(arms=("first", "slow"))
+    before, runs = paired_differences(rows), [read_run(folder) for folder in rows["folder"]]
+    monkeypatch.setattr(paired, "read_requests", None)
+    assert paired_differences(rows, runs).equals(before)

@@ -1,5 +1,6 @@
 """KV block sizes side by side: what is measured, what is counted, and the floor on paper."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import polars as pl
@@ -18,12 +19,12 @@ METRICS = (
 
 def draw(
     rows: pl.DataFrame, folder: Path, *, hardware: str = "h100", model: str = "llama3.1-8b",
-    context: int = 300,
+    context: int = 300, metrics: Sequence[str] = METRICS,
 ) -> Figure:
-    """Draw the panels of `METRICS` over the block size.
+    """Draw metrics over the block size.
 
-    Two of them are on paper, for the attention of one sequence and layer of `model`: how many
-    blocks are fetched, one after another, and how long reading them takes at the vendor's
+    Two of the usual ones are on paper, for the attention of one sequence and layer of `model`: how
+    many blocks are fetched, one after another, and how long reading them takes at the vendor's
     bandwidth. Blocks are read whole, so great ones cost more; small ones cost a fetch each.
 
     Args:
@@ -31,6 +32,7 @@ def draw(
         folder: of the study; not used.
         hardware, model: names of `cbjax.hardware`.
         context: token positions of the sequence.
+        metrics: a panel each.
     """
     chip, shape = load(hardware), models.load(model)
     layer = roofline.step_costs(shape).kv_token / shape.num_layers
@@ -39,4 +41,4 @@ def draw(
         blocks.cast(pl.Float64).alias("paper.fetches"),
         (1e6 * blocks * pl.col(SETTING) * layer / chip.bandwidth).alias("paper.kv_read_us"),
     )
-    return draw_curves(rows, folder, x=SETTING, metrics=METRICS)
+    return draw_curves(rows, folder, x=SETTING, metrics=metrics)

@@ -15,7 +15,7 @@ FAIRNESS = "fairness between the classes (Jain)"
 
 
 def draw(
-    rows: pl.DataFrame, folder: Path, *, x: str, metrics: Sequence[str] = ("output_tokens_per_s",)
+    rows: pl.DataFrame, folder: Path, *, x: str, metrics: Sequence[str] | None = None
 ) -> Figure:
     """Draw each class's TTFT p95 and mean E2E latency by output token, the fairness, and metrics.
 
@@ -26,11 +26,13 @@ def draw(
         rows: from `collect_runs`, of runs that kept their requests.
         folder: of the study; not used.
         x: column of the setting, numbers.
-        metrics: columns drawn behind these.
+        metrics: panels, by their titles here or columns of `collect_runs`; None: all of these and
+            the throughput.
     """
     told = pl.DataFrame([by_class(Path(run)) for run in rows["folder"]])
     rows = pl.concat([rows, told], how="horizontal")
-    return draw_curves(rows, folder, x=x, metrics=[*told.columns, *metrics])
+    panels = [*told.columns, "output_tokens_per_s"] if metrics is None else metrics
+    return draw_curves(rows, folder, x=x, metrics=panels)
 
 
 def by_class(run: Path) -> dict[str, float]:

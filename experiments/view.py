@@ -1,0 +1,25 @@
+"""A figure that the experiment's file asks for (`study.views`), with all its panels or some.
+
+    python experiments/view.py results/admission/<hash> -o admission.pdf
+    python experiments/view.py results/admission/<hash> --metrics preemptions ttft_s.p95
+    python experiments/view.py results/priorities/<hash> --view classes -o priorities.pdf
+"""
+
+import json
+
+from arguments import parser_of
+
+from cbjax import collect_runs
+from cbjax.report import save
+from cbjax.report.views import get
+
+if __name__ == "__main__":
+    parser = parser_of(__doc__)
+    parser.add_argument("--view", default="curves", help="a file of cbjax/report/views")
+    parser.add_argument("--metrics", nargs="+", help="panels, columns of collect_runs")
+    given = parser.parse_args()
+    options = json.loads((given.study / "study.json").read_text())["views"][given.view]
+    if given.metrics:
+        options["metrics"] = given.metrics
+    figure = get(given.view)(collect_runs(given.study), given.study, **options)
+    print(save(figure, given.output or given.study / "figures" / f"{given.view}.png"))
