@@ -43,9 +43,11 @@ def steady(
     width: Int[Array, ""] | int = 0, until: Time | None = None,
 ) -> Steady:
     """The record from plain numbers."""
+    def number(value) -> Array:
+        return jnp.asarray(value, jnp.int32)
+
     return Steady(
-        *(jnp.asarray(turns, jnp.int32), jnp.asarray(through)),
-        *(jnp.asarray(value, jnp.int32) for value in (limited_by, spare, width)),
+        number(turns), jnp.asarray(through), number(limited_by), number(spare), number(width),
         time.never() if until is None else until,
     )
 
