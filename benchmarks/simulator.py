@@ -8,7 +8,7 @@ blocks of 16; an iteration takes 4 ms + 20 µs per token. 20 requests/s is an or
 saturates the system. Each figure is the median of repeats, as process CPU time, with the plain
 loop (one iteration a turn) beside the leaping one, whose results must be equal. `--load` shows what
 leaping gains from idle to saturation, `--sweep` that many settings (rates and budgets) against as
-many single runs. Writes `results/benchmarks/simulator.json`.
+many single runs. Writes `results/benchmarks/simulator.json`; `experiments/leaps.py` draws the gain.
 
 Vidur simulates the same requests with the same step times if it is there, in an environment of its
 own (Python 3.10 to 3.12, 1.3 GB):
@@ -95,12 +95,13 @@ def measure(requests: int, rate: float, repeats: int) -> dict:
     if not np.array_equal(leaped.kept, plain.kept) or not np.array_equal(leaped.gaps, plain.gaps):
         raise AssertionError("the leaping loop and the plain one differ")
     times = leaped.kept.astype(np.int64)
-    arrival, first, end = (
-        times[:, place] + times[:, place + 1] / 1e9 for place in (0, 6, 8)
+    arrival, admitted, first, end = (
+        times[:, place] + times[:, place + 1] / 1e9 for place in (0, 4, 6, 8)
     )
     return dict(
         requests=requests, rate=rate, leap_s=leap_s, plain_s=plain_s, first_call_s=first_s,
         iterations=leaped.iteration_count, turns=leaped.turns, simulated_s=float(end.max()),
+        mean_running=float(np.sum(end - admitted) / end.max()),
         mean_ttft_s=float(np.mean(first - arrival)), mean_e2e_s=float(np.mean(end - arrival)),
         p95_ttft_s=float(np.percentile(first - arrival, 95)),
         p95_e2e_s=float(np.percentile(end - arrival, 95)),
@@ -189,7 +190,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, nargs="+", default=[1000, 10000])
     parser.add_argument("--rates", type=float, nargs="+", default=[20.0, 50.0])
-    parser.add_argument("--load", type=float, nargs="*", default=[1, 2, 5, 10, 15, 20, 30, 40])
+    parser.add_argument("--load", type=float, nargs="*", default=[0.3, 1, 2, 5, 10, 15, 30, 40])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--sweep", type=int, default=64)
     parser.add_argument("--vidur", type=Path, default=Path(".venv-vidur/bin/python"))
@@ -201,7 +202,7 @@ def main() -> None:
         print(json.dumps(dict(wall_all_cores_s=wall, cores=cores())))
         return
     print("CPU seconds on one core, medians; vllm policy, cost 4 ms + 20 us per token")
-    print(f"{'requests':>8} {'rate/s':>6} {'leap s':>7} {'plain s':>8} {'gain':>5} "
+    print(f"{'requests':>8} {'rate/s':>6} {'running':>7} {'leap s':>7} {'plain s':>8} {'gain':>5} "
           f"{'iterations':>10} {'turns':>7} {'us/turn':>7} {'mean TTFT':>9} {'mean E2E':>8} "
           f"{'preempted':>9}")
     wanted = [(count, rate) for rate in given.rates for count in given.requests]
@@ -211,7 +212,8 @@ def main() -> None:
         row = measure(count, rate, given.repeats)
         rows.append(row)
         print(
-            f"{count:>8} {rate:>6g} {row['leap_s']:>7.3f} {row['plain_s']:>8.3f} "
+            f"{count:>8} {rate:>6g} {row['mean_running']:>7.1f} {row['leap_s']:>7.3f} "
+            f"{row['plain_s']:>8.3f} "
             f"{row['plain_s'] / row['leap_s']:>4.1f}x {row['iterations']:>10} {row['turns']:>7} "
             f"{row['leap_s'] / row['turns'] * 1e6:>7.1f} {row['mean_ttft_s']:>9.4f} "
             f"{row['mean_e2e_s']:>8.3f} {row['preemptions']:>9}", flush=True,
