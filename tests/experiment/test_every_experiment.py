@@ -13,7 +13,8 @@ from tests.experiment.toy import toy
 
 # Many cells, each of which compiles programs of its own.
 SLOW = {
-    "admission", "batching_modes", "block_context", "burstiness", "capacity", "decode_stall",
+    "admission", "batching_modes", "block_context", "burstiness", "capacity", "closed_loop",
+    "decode_stall",
     "fidelity", "kv_block_size", "kv_waste", "ladder", "ladder_load", "length_prediction",
     "load_curve", "plan",
     "policies", "prefix_sharing", "priorities", "published", "token_budget", "victims",
