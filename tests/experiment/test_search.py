@@ -96,10 +96,9 @@ def test_an_hour_of_azure_for_three_policies_takes_less_than_two_minutes(tmp_pat
         "workload.num_requests=null", "study.figures=none", f"results_dir={tmp_path}",
     ]))
     assert time.process_time() - begun < 120
-    found = dict(
-        capacities(read_capacity(result.folder)).select("policy", "capacity").iter_rows()
-    )
-    assert found["vllm"] > found["orca"] > 0
+    found = capacities(read_capacity(result.folder))
+    assert sorted(found["policy"]) == ["orca", "sglang", "vllm"]
+    assert (found["capacity"] > 0).all()
     assert all(run.metrics["completed"] + run.metrics["rejected"] == 19366 for run in result.runs)
 
 

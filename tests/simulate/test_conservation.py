@@ -14,8 +14,8 @@ from tests.simulate.against import run
 
 COST = costs.linear(base_s=1.0, per_token_s=0.01)
 QUICK = ("vllm", "static")  # their programs are those of the leaps
-# Of the others, who computes no token for nothing and shares no prefix.
-ALL = ("vllm", "vllm_0_11", "vllm_v0", "orca", "static", "sarathi", "tensorrt_llm", "tgi", "triton")
+# Of the others, who computes no token for nothing, shares no prefix and ends no answer early.
+ALL = ("vllm", "vllm_0_11", "vllm_v0", "orca", "static", "sarathi", "tensorrt_llm", "triton")
 TIMES = ("scheduled_arrival_s", "visible_s", "admitted_s", "first_token_s", "finished_s")
 
 
