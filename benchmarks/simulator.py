@@ -8,7 +8,12 @@ blocks of 16; an iteration takes 4 ms + 20 µs per token. 20 requests/s is an or
 saturates the system. Each figure is the median of repeats, as process CPU time, with the plain
 loop (one iteration a turn) beside the leaping one, whose results must be equal. `--load` shows what
 leaping gains from idle to saturation, `--sweep` that many settings (rates and budgets) against as
-many single runs. Writes `results/benchmarks/simulator.json`.
+many single runs. Writes `results/benchmarks/simulator.json`; `experiments/leaps.py` draws the gain.
+
+Vidur simulates the same requests with the same step times if it is there, in an environment of its
+own (Python 3.10 to 3.12, 1.3 GB):
+
+    python3 -m venv .venv-vidur && .venv-vidur/bin/pip install vidur==0.0.26
 """
 
 import argparse
@@ -17,6 +22,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +41,6 @@ from cbjax.core.sizing import limits_for
 from cbjax.simulate import (
     Setting,
     Simulated,
-    Stream,
     costs,
     simulate,
     simulate_many,
@@ -50,11 +55,13 @@ LIMITS = limits_for(
     POLICY, block_size=BLOCK_SIZE, num_blocks=BLOCKS, max_length=LONGEST, tables=False
 )
 SYSTEM = system(LIMITS, block_size=BLOCK_SIZE, num_blocks=BLOCKS, max_length=LONGEST)
-COST = costs.linear(base_s=0.004, per_token_s=20e-6)
+BASE_S, PER_TOKEN_S = 0.004, 20e-6
+COST = costs.linear(base_s=BASE_S, per_token_s=PER_TOKEN_S)
+COMPARED = ("mean_ttft_s", "p95_ttft_s", "mean_e2e_s", "p95_e2e_s")
 
 
-def stream(requests: int, rate: float, seed: int = 0) -> Stream:
-    """The stream that the module describes."""
+def columns(requests: int, rate: float, seed: int = 0) -> tuple[np.ndarray, ...]:
+    """Arrival seconds, prompt and output tokens, as the module describes."""
     random = np.random.default_rng(seed)
 
     def lengths(median: float, sigma: float, low: int, high: int) -> np.ndarray:
@@ -62,9 +69,7 @@ def stream(requests: int, rate: float, seed: int = 0) -> Stream:
         return np.clip(np.round(drawn), low, high).astype(np.int32)
 
     arrival = np.cumsum(random.exponential(1.0, requests)) / rate
-    return stream_of_columns(
-        arrival, lengths(200, 0.9, 4, 2000), lengths(150, 0.8, 1, 1000), LIMITS
-    )
+    return arrival, lengths(200, 0.9, 4, 2000), lengths(150, 0.8, 1, 1000)
 
 
 def timed(repeats: int, **options) -> tuple[float, Simulated]:
@@ -81,7 +86,7 @@ def timed(repeats: int, **options) -> tuple[float, Simulated]:
 
 def measure(requests: int, rate: float, repeats: int) -> dict:
     """One row: leaping and plain, and what was simulated."""
-    workload = stream(requests, rate)
+    workload = stream_of_columns(*columns(requests, rate), LIMITS)
     begin = time.process_time()
     timed(1, workload=workload)
     first_s = time.process_time() - begin
@@ -90,12 +95,13 @@ def measure(requests: int, rate: float, repeats: int) -> dict:
     if not np.array_equal(leaped.kept, plain.kept) or not np.array_equal(leaped.gaps, plain.gaps):
         raise AssertionError("the leaping loop and the plain one differ")
     times = leaped.kept.astype(np.int64)
-    arrival, first, end = (
-        times[:, place] + times[:, place + 1] / 1e9 for place in (0, 6, 8)
+    arrival, admitted, first, end = (
+        times[:, place] + times[:, place + 1] / 1e9 for place in (0, 4, 6, 8)
     )
     return dict(
         requests=requests, rate=rate, leap_s=leap_s, plain_s=plain_s, first_call_s=first_s,
         iterations=leaped.iteration_count, turns=leaped.turns, simulated_s=float(end.max()),
+        mean_running=float(np.sum(end - admitted) / end.max()),
         mean_ttft_s=float(np.mean(first - arrival)), mean_e2e_s=float(np.mean(end - arrival)),
         p95_ttft_s=float(np.percentile(first - arrival, 95)),
         p95_e2e_s=float(np.percentile(end - arrival, 95)),
@@ -105,14 +111,11 @@ def measure(requests: int, rate: float, repeats: int) -> dict:
 
 def settings_of(count: int, requests: int) -> list[Setting]:
     """So many settings: rates from 10 to 24 per second, budgets from 256 tokens on."""
-    base = stream(requests, 1.0)
-    arrival = base.arrival.seconds[:requests] + base.arrival.nanoseconds[:requests] / 1e9
+    arrival, prompt, output = columns(requests, 1.0)
     settings = []
     for number in range(count):
         rate, budget = 10 + number % 8 * 2.0, 256 + 32 * (number // 8 % 9)
-        workload = stream_of_columns(
-            arrival / rate, base.prompt[:requests], base.max_tokens[:requests], LIMITS
-        )
+        workload = stream_of_columns(arrival / rate, prompt, output, LIMITS)
         policy = replace(POLICY, knobs=POLICY.knobs | {"max_num_batched_tokens": budget})
         settings.append(Setting(workload, policy, COST, SYSTEM))
     return settings
@@ -147,14 +150,50 @@ def sweep(count: int, requests: int) -> dict:
     )
 
 
+def beside_vidur(python: Path, rows: list[dict], repeats: int) -> list[dict] | None:
+    """Vidur's figures of the same requests, and how much longer it took; None if it is absent."""
+    if not python.exists():
+        print(f"Vidur: absent (there is no {python}; the module's first lines say how to get it)")
+        return None
+    print("Vidur 0.0.26 on the same requests, step times and core; its event loop only")
+    print(f"{'requests':>8} {'rate/s':>6} {'Vidur s':>8} {'ours s':>7} {'ratio':>6} "
+          f"{'preempted':>15}  " + "  ".join(f"{name:>15}" for name in COMPARED))
+    found = []
+    for row in rows:
+        arrival_s, prompt, output = columns(row["requests"], row["rate"])
+        with tempfile.TemporaryDirectory() as folder:
+            given = Path(folder) / "requests.npz"
+            np.savez(
+                given, arrival_s=arrival_s, prompt=prompt, output=output, base_s=BASE_S,
+                per_token_s=PER_TOKEN_S, block_size=BLOCK_SIZE, num_blocks=BLOCKS, seats=SEATS,
+                budget=BUDGET, repeats=repeats,
+            )
+            script = Path(__file__).with_name("vidur_side.py")
+            child = subprocess.run(
+                [python.absolute(), script, given], capture_output=True, text=True, cwd=folder
+            )
+        if child.returncode:
+            raise RuntimeError(f"{python} benchmarks/vidur_side.py failed: {child.stderr[-800:]}")
+        theirs = json.loads(child.stdout.splitlines()[-1])
+        ratio = theirs["cpu_s"] / row["leap_s"]
+        both = [f"{theirs[name]:.4g} / {row[name]:.4g}" for name in COMPARED]
+        print(f"{row['requests']:>8} {row['rate']:>6g} {theirs['cpu_s']:>8.2f} "
+              f"{row['leap_s']:>7.3f} {ratio:>5.0f}x "
+              f"{theirs['preemptions']:>6} / {row['preemptions']:>6}  "
+              + "  ".join(f"{pair:>15}" for pair in both), flush=True)
+        found.append(dict(requests=row["requests"], rate=row["rate"], ratio=ratio, **theirs))
+    return found
+
+
 def main() -> None:
     """Measure all, print the table, write the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, nargs="+", default=[1000, 10000])
     parser.add_argument("--rates", type=float, nargs="+", default=[20.0, 50.0])
-    parser.add_argument("--load", type=float, nargs="*", default=[1, 2, 5, 10, 15, 20, 30, 40])
+    parser.add_argument("--load", type=float, nargs="*", default=[0.3, 1, 2, 5, 10, 15, 30, 40])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--sweep", type=int, default=64)
+    parser.add_argument("--vidur", type=Path, default=Path(".venv-vidur/bin/python"))
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks/simulator.json"))
     parser.add_argument(ON_ALL_CORES, type=int, nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -163,7 +202,7 @@ def main() -> None:
         print(json.dumps(dict(wall_all_cores_s=wall, cores=cores())))
         return
     print("CPU seconds on one core, medians; vllm policy, cost 4 ms + 20 us per token")
-    print(f"{'requests':>8} {'rate/s':>6} {'leap s':>7} {'plain s':>8} {'gain':>5} "
+    print(f"{'requests':>8} {'rate/s':>6} {'running':>7} {'leap s':>7} {'plain s':>8} {'gain':>5} "
           f"{'iterations':>10} {'turns':>7} {'us/turn':>7} {'mean TTFT':>9} {'mean E2E':>8} "
           f"{'preempted':>9}")
     wanted = [(count, rate) for rate in given.rates for count in given.requests]
@@ -173,7 +212,8 @@ def main() -> None:
         row = measure(count, rate, given.repeats)
         rows.append(row)
         print(
-            f"{count:>8} {rate:>6g} {row['leap_s']:>7.3f} {row['plain_s']:>8.3f} "
+            f"{count:>8} {rate:>6g} {row['mean_running']:>7.1f} {row['leap_s']:>7.3f} "
+            f"{row['plain_s']:>8.3f} "
             f"{row['plain_s'] / row['leap_s']:>4.1f}x {row['iterations']:>10} {row['turns']:>7} "
             f"{row['leap_s'] / row['turns'] * 1e6:>7.1f} {row['mean_ttft_s']:>9.4f} "
             f"{row['mean_e2e_s']:>8.3f} {row['preemptions']:>9}", flush=True,
@@ -187,9 +227,11 @@ def main() -> None:
             f"({swept['ratio']:.2f}x); wall {swept['wall_one_core_s']:.2f} s on one core, "
             f"{swept['wall_all_cores_s']:.2f} s on {swept['cores']}"
         )
+    same = rows[: len(given.rates) * len(given.requests)]
+    vidur = beside_vidur(given.vidur, same, max(given.repeats // 2, 1))
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(
-        dict(jax=jax.__version__, rows=rows, sweep=swept), indent=1
+        dict(jax=jax.__version__, rows=rows, sweep=swept, vidur=vidur), indent=1
     ))
     print(f"written to {given.out}")
 

@@ -169,7 +169,7 @@ class SessionsConfig:
     answer_lengths: LengthsConfig = field(default_factory=LengthsConfig)
     think_median_s: float = 10.0
     think_sigma: float = 1.0
-    token_s: float = 0.03
+    token_s: float | None = None
     system_tokens: int = 0
     longest: int | None = None
 
@@ -188,6 +188,8 @@ class WorkloadConfig:
     ones of `classes`, `listed` `requests`, a recorded `trace` (at `path`), or `sessions` of several
     turns. Texts are sent as a user's chat message unless `chat` is off. `max_tokens` bounds answers
     whose prompt brings no bound along; `max_tokens_by_class` sets it for one class of prompts.
+    With `prediction_error`, policies are told how long answers will be, by a predictor whose
+    logarithm has that standard deviation (0: it is right); null: nobody predicts.
     """
 
     source: str = "builtin"
@@ -203,6 +205,7 @@ class WorkloadConfig:
     sessions: SessionsConfig = field(default_factory=SessionsConfig)
     arrivals: ArrivalsConfig = field(default_factory=ArrivalsConfig)
     ignore_eos: bool | None = None
+    prediction_error: float | None = None
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -213,6 +216,7 @@ class WorkloadConfig:
         require_at_least("workload.max_tokens", self.max_tokens, 1)
         for name, most in self.max_tokens_by_class.items():
             require_at_least(f"workload.max_tokens_by_class.{name}", most, 1)
+        require_at_least("workload.prediction_error", self.prediction_error, 0)
         require_at_least("workload.temperature", self.temperature, 0)
         require_at_least("workload.top_k", self.top_k, 0)
         if not 0 < self.top_p <= 1:

@@ -27,6 +27,7 @@ from cbjax.core.limits import Limits, System
 from cbjax.core.parts import Part
 from cbjax.core.policy import Policy, require_full_batch_fits
 from cbjax.core.reasons import LimitedBy
+from cbjax.core.steady import Steady, while_nobody_can_enter
 from cbjax.core.view import View
 
 
@@ -72,6 +73,8 @@ def compose(
     return Policy(
         knobs=knobs, name=name, init=_Start(chosen[2]), decide=_Decide(*chosen),
         seats="max_num_seqs", budget="max_num_batched_tokens",
+        # Of other parts nothing is known.
+        steady=_Steady(*chosen) if all(part.ready_made for part in chosen) else None,
     )
 
 
@@ -81,6 +84,14 @@ class _Part:
 
     function: Part
     knobs: tuple[str, ...]
+
+    @property
+    def ready_made(self) -> bool:
+        """Whether it gives a decode its token and, once it keeps a request out, goes on to do so.
+
+        As long as the same requests run, and blocks become fewer.
+        """
+        return self.function.__module__ == parts.__name__
 
     def __call__(self, knobs: dict[str, Any], *arguments):
         return self.function(*arguments, **{name: knobs[name] for name in self.knobs})
@@ -147,3 +158,31 @@ class _Decide:
             requeue=jnp.full(view.rows.held.shape, int(Requeue.KEPT), jnp.int32),
         )
         return decision, state
+
+
+@dataclass(frozen=True)
+class _Steady:
+    """The same frame while all that runs decodes: who is asked first, and whether it may start."""
+
+    order: _Part
+    admit: _Part
+    chunk: _Part
+    victim: _Part
+
+    def __call__(self, knobs: dict[str, Any], state: tuple, view: View) -> Steady:
+        nothing = jnp.zeros_like(view.rows.held)
+        seats = knobs["max_num_seqs"]
+        queue = rules.start_queue(
+            view, budget=knobs["max_num_batched_tokens"] - view.num_running,
+            seats=seats - view.num_running, free=view.free_blocks, grant=nothing, kv_tokens=nothing,
+        )
+        row = rules.first_in_line(view, self.order(knobs, view))
+        tokens = self.chunk(knobs, view.rows.known[row], queue.budget)
+        why = self.admit(knobs, view, queue, row, tokens).limited_by
+        # What is kept free may turn into what lacks.
+        lasts = (why == LimitedBy.BLOCKS) | (tokens == 0)
+        why = jnp.where(tokens > 0, why, int(LimitedBy.BUDGET))
+        return while_nobody_can_enter(
+            view, seats=seats, open_=queue.budget >= 0,
+            held_up=jnp.where(lasts, why, int(LimitedBy.QUEUE_EMPTY)),
+        )

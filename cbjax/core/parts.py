@@ -8,18 +8,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from cbjax.core import rules, victims
 from cbjax.core.limits import blocks_for
 from cbjax.core.policy import require_positive
 from cbjax.core.reasons import LimitedBy
+from cbjax.core.rows import NO_PREDICTION
 from cbjax.core.view import View
 
 Part = Callable[..., Any]
-_PREDICTOR = 0  # seed of the predictor's errors
-_LONGEST = float(1 << 30)
 
 # --- order: keys per row, smallest first ---
 
@@ -34,25 +32,13 @@ def shortest_prompt_first(view: View):
     return view.rows.prompt
 
 
-def shortest_answer_first(prediction_error: float = 0.0) -> Part:
-    """Fewest output tokens first, as a predictor sees them; long answers may starve.
+def shortest_answer_first(view: View):
+    """Fewest predicted output tokens first, or fewest allowed ones where nobody predicts.
 
-    The prediction is `max_tokens * exp(prediction_error * z)`: right in the median, with a standard
-    normal z that belongs to the request, the same in every iteration and run.
-
-    Args:
-        prediction_error: standard deviation of the prediction's logarithm; 0 = it is right.
+    Long answers may starve.
     """
-    if not prediction_error >= 0.0:
-        raise ValueError(f"prediction_error = {prediction_error}: give 0 or more")
-    return partial(_shortest_answer_first, prediction_error=prediction_error)
-
-
-def _shortest_answer_first(view: View, prediction_error):
-    key = jax.random.key(_PREDICTOR)
-    z = jax.vmap(lambda request: jax.random.normal(jax.random.fold_in(key, request)))
-    off = jnp.exp(prediction_error * z(view.rows.request))
-    return jnp.clip(view.rows.max_tokens * off, 0, _LONGEST).astype(jnp.int32)
+    rows = view.rows
+    return jnp.where(rows.predicted == NO_PREDICTION, rows.max_tokens, rows.predicted)
 
 
 def priority(view: View):

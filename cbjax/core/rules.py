@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
@@ -18,6 +19,9 @@ from cbjax.core.decision import Decision, nothing
 from cbjax.core.limits import blocks_for
 from cbjax.core.reasons import LimitedBy
 from cbjax.core.view import View
+
+Order = Int[Array, "P"] | tuple[Int[Array, "P"], ...]
+_LAST = np.iinfo(np.int32).max
 
 
 def exclusive_sum(values: Int[Array, "S"]) -> Int[Array, "S"]:
@@ -67,7 +71,7 @@ class Offer:
 
 def admit_in_order(
     view: View, queue: Queue, offer: Callable[[Any, Queue], Offer],
-    open_: Bool[Array, "*P"] | bool, order: Int[Array, "P"] | tuple[Int[Array, "P"], ...] = (),
+    open_: Bool[Array, "*P"] | bool, order: Order = (),
 ) -> Queue:
     """Admit waiting rows one by one until the first that may not (head-of-line blocking).
 
@@ -85,16 +89,6 @@ def admit_in_order(
     Returns:
         The queue after the walk.
     """
-    last = jnp.iinfo(jnp.int32).max
-    before = order if isinstance(order, tuple) else (order,)
-
-    def next_in_line(keys):
-        left = keys != last
-        for key in before:
-            left &= key == jnp.min(jnp.where(left, key, last))
-        # Without `before` one search: no row is left when the smallest key is `last`.
-        return jnp.argmin(jnp.where(left, keys, last) if before else keys).astype(jnp.int32)
-
     def walk(carry):
         queue, keys, row, _ = carry
         answer = offer(row, queue)
@@ -126,16 +120,31 @@ def admit_in_order(
             limited_by=limited_by,
             extra=extra,
         )
-        keys = keys.at[row].set(last)
-        return queue, keys, next_in_line(keys), goes_on
+        keys = keys.at[row].set(_LAST)
+        return queue, keys, _next_in_line(keys, order), goes_on
 
-    keys = jnp.where(view.waiting & open_, view.rows.queue_order, last)
+    keys = jnp.where(view.waiting & open_, view.rows.queue_order, _LAST)
     queue, *_ = lax.while_loop(
-        # The smallest key is `last` when nothing is left.
-        lambda carry: carry[3] & (carry[1][carry[2]] != last), walk,
-        (queue, keys, next_in_line(keys), jnp.bool_(True)),
+        # The smallest key is `_LAST` when nothing is left.
+        lambda carry: carry[3] & (carry[1][carry[2]] != _LAST), walk,
+        (queue, keys, _next_in_line(keys, order), jnp.bool_(True)),
     )
     return queue
+
+
+def _next_in_line(keys: Int[Array, "P"], order: Order) -> Int[Array, ""]:
+    """Of the rows whose key is not `_LAST` the first one."""
+    before = order if isinstance(order, tuple) else (order,)
+    left = keys != _LAST
+    for key in before:
+        left &= key == jnp.min(jnp.where(left, key, _LAST))
+    # Without `before` one search: no row is left when the smallest key is `_LAST`.
+    return jnp.argmin(jnp.where(left, keys, _LAST) if before else keys).astype(jnp.int32)
+
+
+def first_in_line(view: View, order: Order = ()) -> Int[Array, ""]:
+    """The waiting row that `admit_in_order` asks first; any row if nobody waits."""
+    return _next_in_line(jnp.where(view.waiting, view.rows.queue_order, _LAST), order)
 
 
 def start_queue(

@@ -178,7 +178,7 @@ class Engine:
 
     def submit(
         self, prompt: Prompt, *, request_id: int | None = None, priority: int = 0,
-        arrival_s: float | None = None, **sampling,
+        arrival_s: float | None = None, predicted_tokens: int | None = None, **sampling,
     ) -> int:
         """Queue a request.
 
@@ -187,6 +187,7 @@ class Engine:
             request_id: from 0, unique among living requests; by default the next number.
             priority: direction is the policy's.
             arrival_s: when it was due, by the engine's clock; by default now.
+            predicted_tokens: output tokens that a predictor expects, for policies that look at it.
             sampling: fields of `Sampling`, such as `max_tokens` and `temperature`.
 
         Returns:
@@ -203,6 +204,7 @@ class Engine:
             Arrival(
                 request_id, len(ids), settings.max_tokens or 0, ids,
                 self.clock.now() if arrival_s is None else arrival_s, priority,
+                predicted_tokens,
             )
         )
         self._next_id = max(self._next_id, request_id + 1)

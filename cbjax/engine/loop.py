@@ -22,7 +22,7 @@ from cbjax.core.limits import Limits, System
 from cbjax.core.plan import Emitted, Plan
 from cbjax.core.policy import Policy
 from cbjax.core.reasons import LimitedBy, Refusal
-from cbjax.core.rows import NO_PREDICTION, NO_REQUEST, NO_ROW
+from cbjax.core.rows import NO_REQUEST, NO_ROW
 from cbjax.core.schedule import schedule_jit
 from cbjax.core.state import State, initial_state
 from cbjax.core.time import Time, from_seconds
@@ -49,7 +49,7 @@ class Arrival:
         token_ids: the prompt; may be empty where nobody reads it.
         arrival_s: when it was due, in seconds of the loop's clock.
         priority: direction is the policy's.
-        predicted: predicted output tokens.
+        predicted: predicted output tokens, or None.
         deadline_s: or None.
     """
 
@@ -59,7 +59,7 @@ class Arrival:
     token_ids: Sequence[int] = ()
     arrival_s: float = 0.0
     priority: int = 0
-    predicted: int = NO_PREDICTION
+    predicted: int | None = None
     deadline_s: float | None = None
 
 
@@ -281,7 +281,8 @@ class Loop:
             inbox.request[index] = arrival.request_id
             inbox.prompt[index] = inbox.known[index] = arrival.prompt_tokens
             inbox.max_tokens[index] = arrival.max_tokens
-            inbox.predicted[index] = arrival.predicted
+            if arrival.predicted is not None:
+                inbox.predicted[index] = arrival.predicted
             inbox.priority[index] = arrival.priority
             _put_time(inbox.arrival, index, arrival.arrival_s)
             if arrival.deadline_s is not None:

@@ -1,11 +1,11 @@
 """Serving a workload: requests in at their time, every iteration into the recorder.
 
 Open loop: a request is sent when it is due, however far behind the system is. Closed loop: a fixed
-number of clients, each sending its next request when the last one ends. The clock is the server's,
+number of clients, each sending its next request when the last one ends. Conversations: a turn is
+due a time to think after the answer before it. The clock is the server's,
 so the same function serves a model in real time and a unit clock.
 """
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,6 +17,7 @@ from cbjax.core.rows import NO_ROW
 from cbjax.core.time import to_seconds
 from cbjax.engine.clock import Clock
 from cbjax.engine.delivery import finished_in
+from cbjax.engine.due import Due
 from cbjax.engine.loop import Step
 from cbjax.metrics import IterationEvent, Recorder
 from cbjax.workload import Workload, WorkloadRequest
@@ -71,16 +72,11 @@ def serve(
         recorder: receives every event.
         progress: `(label, done, total)` after each iteration that ended a request.
     """
-    due = deque(workload.requests)
-    total, clock = len(due), server.clock
+    due, clock = Due(workload), server.clock
     ended = 0
     while due or server.alive:
         now = clock.now()
-        while due and _may_send(due[0], workload, server.alive, now):
-            request = due.popleft()
-            # In a closed loop a request is due when its client is free.
-            scheduled = request.scheduled_arrival_s
-            scheduled = now if scheduled is None else scheduled
+        for scheduled, request in due.take(now, server.alive):
             prompt_tokens = server.accept(request, scheduled)
             recorder.submitted(
                 request.request_id, class_name=request.class_name, priority=request.priority,
@@ -88,21 +84,17 @@ def serve(
                 prompt_tokens=prompt_tokens, max_tokens=request.max_tokens,
             )
         if not server.alive:
-            clock.wait_until(due[0].scheduled_arrival_s or now)
+            clock.wait_until(now if due.next_s is None else due.next_s)
             continue
         server.expect(bool(due))
         turn = server.turn()
-        ended += record(turn, recorder)
+        for request_id, end_s in record(turn, recorder):
+            due.ended(request_id, end_s)
+            ended += 1
         if progress:
-            progress("requests", ended, total)
+            progress("requests", ended, len(workload))
         if turn.step.rung is None:
-            _wait(clock, turn.step, due[0].scheduled_arrival_s if due else None)
-
-
-def _may_send(request: WorkloadRequest, workload: Workload, alive: int, now: float) -> bool:
-    if request.scheduled_arrival_s is None:
-        return alive < (workload.concurrency or 1)
-    return request.scheduled_arrival_s <= now
+            _wait(clock, turn.step, due.next_s)
 
 
 def _wait(clock: Clock, step: Step, next_arrival: float | None) -> None:
@@ -115,8 +107,8 @@ def _wait(clock: Clock, step: Step, next_arrival: float | None) -> None:
         clock.wait_until(min(moments))
 
 
-def record(turn: Turn, recorder: Recorder) -> int:
-    """Tell the recorder of one turn; returns how many requests ended in it."""
+def record(turn: Turn, recorder: Recorder) -> list[tuple[int, float]]:
+    """Tell the recorder of one turn; returns which requests ended in it, and when."""
     step = turn.step
     for request_id in step.entered:
         recorder.visible(request_id, step.begun_s)
@@ -129,7 +121,11 @@ def record(turn: Turn, recorder: Recorder) -> int:
         finished = list(event.finished)
     for request_id, reason, error in turn.ended:
         recorder.ended(request_id, step.told_s, reason, error)
-    return len(step.refused) + len(finished) + len(turn.ended)
+    return [
+        *((request_id, step.begun_s) for request_id, _ in step.refused),
+        *((request_id, step.told_s) for request_id, _ in finished),
+        *((request_id, step.told_s) for request_id, _, _ in turn.ended),
+    ]
 
 
 def _event(turn: Turn) -> IterationEvent:

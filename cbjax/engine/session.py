@@ -36,7 +36,8 @@ class Session:
         engine.submit(
             request.prompt or (), request_id=request.request_id, priority=request.priority,
             arrival_s=due_s, seed=request.seed, max_tokens=request.max_tokens,
-            ignore_eos=request.ignore_eos, **self._sampling,
+            ignore_eos=request.ignore_eos, predicted_tokens=request.predicted_tokens,
+            **self._sampling,
         )
         self._requests[request.request_id] = engine.requests[request.request_id]
         return len(self._requests[request.request_id].prompt_ids)

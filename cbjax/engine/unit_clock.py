@@ -56,7 +56,7 @@ class _UnitServer:
         self.loop.submit(
             Arrival(
                 request.request_id, length, max_tokens=request.max_tokens or 0, arrival_s=due_s,
-                priority=request.priority,
+                priority=request.priority, predicted=request.predicted_tokens,
             )
         )
         return length

@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from cbjax.config import Cell
@@ -14,7 +15,7 @@ from cbjax.experiment import backends
 from cbjax.experiment.answers import write_answers
 from cbjax.experiment.workload import build_workload, request_names
 from cbjax.metrics import LEVELS, Recorder, Slo, summarise
-from cbjax.results import Study, describe_environment, write_run
+from cbjax.results import Study, content_digest, describe_environment, write_run
 from cbjax.workload import Workload
 
 # JAX keeps compiled programs for the life of the process, so only its first cell starts cold.
@@ -82,8 +83,20 @@ def in_one_line(error: Exception) -> str:
 
 
 def settings(cell: Cell) -> dict[str, Any]:
-    """The run's settings as plain nested values: what its folder is named by."""
-    return asdict(cell.config)
+    """The run's settings as plain nested values: what its folder is named by.
+
+    `files` tells what the files held that the run reads: one that has changed makes another run.
+    """
+    config = cell.config
+    named = {f"backend.cost.{name}": value for name, value in config.backend.cost.items()}
+    files = {
+        field: content_digest(Path(value)) for field, value in named.items()
+        if isinstance(value, str) and Path(value).is_file()
+    }
+    path = config.workload.path
+    if path is not None and Path(path).exists():
+        files["workload.path"] = content_digest(Path(path))
+    return asdict(config) | ({"files": files} if files else {})
 
 
 def kind_of(policy: Mapping[str, Any]) -> str:

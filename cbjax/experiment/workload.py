@@ -12,14 +12,12 @@ from cbjax.workload import (
     Lengths,
     Prompt,
     RequestClass,
-    Trace,
     Workload,
     WorkloadRequest,
     builtin_prompts,
     make_workload,
     read_prompts,
-    trace_from_workload,
-    with_arrivals,
+    with_predictions,
     workload_from_prompts,
     workload_from_trace,
 )
@@ -31,6 +29,17 @@ def build_workload(config: RunConfig) -> Workload:
     Raises:
         ConfigError: a file, class or language that is not there.
     """
+    wanted, seed = config.workload, config.seed
+    workload = _as_sent(config)
+    if wanted.prediction_error is not None:
+        workload = with_predictions(workload, wanted.prediction_error, seed)
+    if wanted.ignore_eos is None:
+        return workload
+    requests = [replace(one, ignore_eos=wanted.ignore_eos) for one in workload.requests]
+    return replace(workload, requests=tuple(requests))
+
+
+def _as_sent(config: RunConfig) -> Workload:
     wanted, seed = config.workload, config.seed
     arrivals = Arrivals(**asdict(wanted.arrivals))  # type: ignore[arg-type]
     try:
@@ -44,46 +53,19 @@ def build_workload(config: RunConfig) -> Workload:
                 )
             case "file":
                 prompts = _bounded(read_prompts(wanted.path or "").prompts, wanted)
-                workload = workload_from_prompts(
+                return workload_from_prompts(
                     prompts, num_requests=wanted.num_requests, max_tokens=wanted.max_tokens,
                     arrivals=arrivals, seed=seed,
                 )
             case "trace":
                 trace = shaped_trace(config, arrivals)
-                workload = workload_from_trace(trace, arrivals=arrivals, seed=seed)
+                return workload_from_trace(trace, arrivals=arrivals, seed=seed)
             case "sessions":
-                workload = workload_from_trace(shaped_trace(config, arrivals), seed=seed)
+                return workload_from_trace(shaped_trace(config, arrivals), seed=seed)
             case _:
-                workload = _mixed(wanted, arrivals, seed)
+                return _mixed(wanted, arrivals, seed)
     except FileNotFoundError as error:
         raise ConfigError(f"workload.{error}") from error
-    except ValueError as error:
-        raise ConfigError(f"workload: {error}") from error
-    if wanted.ignore_eos is None:
-        return workload
-    requests = [replace(one, ignore_eos=wanted.ignore_eos) for one in workload.requests]
-    return replace(workload, requests=tuple(requests))
-
-
-def build_trace(config: RunConfig) -> Trace:
-    """The same requests as columns, for a simulator; a trace makes no object per request.
-
-    Raises:
-        ConfigError: as `build_workload`, or requests that lack a time or a length.
-    """
-    arrivals = Arrivals(**asdict(config.workload.arrivals))  # type: ignore[arg-type]
-    try:
-        match config.workload.source:
-            case "trace":
-                return with_arrivals(shaped_trace(config, arrivals), arrivals, config.seed)
-            case "sessions":
-                return shaped_trace(config, arrivals)
-            case _:
-                return trace_from_workload(build_workload(config))
-    except FileNotFoundError as error:
-        raise ConfigError(f"workload.{error}") from error
-    except ConfigError:
-        raise
     except ValueError as error:
         raise ConfigError(f"workload: {error}") from error
 

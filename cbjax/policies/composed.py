@@ -22,7 +22,6 @@ def composed(
     victim: str = "last_admitted",
     watermark: float = 0.0,
     threshold: int = 512,
-    prediction_error: float = 0.0,
 ) -> Policy:
     """The parts by name; with the defaults it decides as vLLM V1 does.
 
@@ -37,8 +36,6 @@ def composed(
             "lowest_priority", "none".
         watermark: share of the blocks that "whole_prompt_fits" keeps free while others run.
         threshold: most tokens of a request in an iteration, for "capped".
-        prediction_error: standard deviation of the logarithm of the answers' predicted lengths, for
-            "shortest_answer_first".
 
     Raises:
         ValueError: an unknown part, a number out of range, or parts that do not fit together.
@@ -50,7 +47,7 @@ def composed(
         order=_choice("order", order, {
             "arrival": parts.arrival,
             "shortest_prompt_first": parts.shortest_prompt_first,
-            "shortest_answer_first": parts.shortest_answer_first(prediction_error),
+            "shortest_answer_first": parts.shortest_answer_first,
             "priority": parts.priority,
             "longest_waiting": parts.longest_waiting,
         }),

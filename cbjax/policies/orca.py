@@ -45,16 +45,8 @@ def _decide(knobs: dict, state: tuple, view: View):
     grant = jnp.where(view.seated, 1, 0)
 
     def offer(row, queue: rules.Queue) -> rules.Offer:
-        prompt = rows.prompt[row]
-        slots = reserved_slots(
-            knobs["reservation"], prompt, rows.max_tokens[row], view.system
-        )
-        limited_by = jnp.select(
-            [prompt > queue.budget, blocks_for(slots, view.system.block_size) > queue.free],
-            [int(LimitedBy.BUDGET), int(LimitedBy.BLOCKS)],
-            int(LimitedBy.QUEUE_EMPTY),
-        )
-        return rules.Offer(prompt, slots, limited_by)
+        limited_by = _limited_by(knobs, view, row, queue.budget, queue.free)
+        return rules.Offer(rows.prompt[row], _slots(knobs, view, row), limited_by)
 
     queue = rules.admit_in_order(
         view,
@@ -73,5 +65,26 @@ def _decide(knobs: dict, state: tuple, view: View):
 
 
 def _steady(knobs: dict, state: tuple, view: View):
-    """A token for each; the queue stops at the first request while all seats are taken."""
-    return while_nobody_can_enter(view, seats=knobs["max_bs"])
+    """A token for each; the queue stops at the first request while seats or blocks lack."""
+    head, left = rules.first_in_line(view), view.iteration_tokens - view.num_running
+    return while_nobody_can_enter(
+        view, seats=knobs["max_bs"],
+        held_up=_limited_by(knobs, view, head, left, view.free_blocks),
+    )
+
+
+def _limited_by(knobs: dict, view: View, row, budget, free):
+    """Why the row may not start with so many tokens and free blocks left, if it may not."""
+    prompt = view.rows.prompt[row]
+    slots = _slots(knobs, view, row)
+    return jnp.select(
+        [prompt > budget, blocks_for(slots, view.system.block_size) > free],
+        [int(LimitedBy.BUDGET), int(LimitedBy.BLOCKS)],
+        int(LimitedBy.QUEUE_EMPTY),
+    )
+
+
+def _slots(knobs: dict, view: View, row):
+    """KV slots that the row owns from its start."""
+    rows = view.rows
+    return reserved_slots(knobs["reservation"], rows.prompt[row], rows.max_tokens[row], view.system)

@@ -18,6 +18,7 @@ from cbjax.core.limits import Limits, System
 from cbjax.core.policy import Policy, Traits, require_positive
 from cbjax.core.reasons import LimitedBy, Refusal
 from cbjax.core.rows import Status
+from cbjax.core.steady import UNBOUNDED, steady
 from cbjax.core.time import Time
 from cbjax.core.view import View
 from cbjax.policies._batch import Batch, carry_out, form, no_batch
@@ -101,7 +102,7 @@ def triton(
             allow_timeout_override=allow_timeout_override, max_queue_size=max_queue_size,
             padded=not allow_ragged_batch,
         ),
-        name="triton", init=_init, decide=_decide, seats="max_batch_size",
+        name="triton", init=_init, decide=_decide, steady=_steady, seats="max_batch_size",
         traits=Traits(
             whole_prompts=True, reserves_output=True,
             deliver_at="token" if decoupled else "batch_end",
@@ -152,6 +153,19 @@ def _decide(knobs: dict, carried: Carried, view: View):
     )
     latest = jnp.max(jnp.where(view.waiting, rows.queue_order, carried.latest))
     return decision, Carried(batch, latest)
+
+
+def _steady(knobs: dict, carried: Carried, view: View):
+    """A token for each until the last one ends, or until somebody has waited too long."""
+    waits = view.waiting & knobs["rejects"]
+    return steady(
+        UNBOUNDED, through=True,
+        limited_by=jnp.where(
+            view.num_waiting > 0, int(LimitedBy.BATCH_RUNNING), int(LimitedBy.QUEUE_EMPTY)
+        ),
+        width=jnp.where(knobs["padded"], carried.batch.size, 0),
+        until=_earliest(_deadlines(knobs, view.rows), waits),
+    )
 
 
 def _levels(knobs, priority: Int[Array, "P"]) -> Int[Array, "P"]:

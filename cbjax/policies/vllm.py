@@ -70,7 +70,7 @@ def vllm(
     )
     return Policy(
         knobs=knobs, name="vllm", init=start, decide=_DECIDE[policy], seats="max_num_seqs",
-        budget="max_num_batched_tokens", steady=steady,
+        budget="max_num_batched_tokens", steady=_STEADY[policy],
         traits=Traits(shares=enable_prefix_caching, register_at="schedule"),
     )
 
@@ -198,12 +198,27 @@ def decide(
     return rules.decide(view, queue, **room), watermark_blocks
 
 
-def steady(knobs: dict, watermark_blocks, view: View):
-    """A token for each; the queue stops at the first request while all seats are taken."""
+def steady(knobs: dict, watermark_blocks, view: View, *, priority: bool, older: bool = False):
+    """A token for each; the queue stops at the first request while seats or blocks lack."""
+    left = knobs["max_num_batched_tokens"] - view.num_running
+    known = view.rows.known[rules.first_in_line(view, view.rows.priority if priority else ())]
+    threshold = knobs["long_prefill_token_threshold"]
+    # Somebody runs, so that nobody is alone.
+    tokens = jnp.where(threshold > 0, jnp.minimum(known, threshold), known)
+    whole = knobs["enable_chunked_prefill"] | (tokens <= left)
+    must_fit = jnp.where(
+        knobs["scheduler_reserve_full_isl"], known, jnp.minimum(tokens, left)
+    )
+    lacks = blocks_for(must_fit, view.system.block_size) > view.free_blocks
+    # The older release looks behind a prompt that exceeds what is left.
+    not_whole = LimitedBy.QUEUE_EMPTY if older else LimitedBy.BUDGET
     return while_nobody_can_enter(
-        view, open_=view.num_running <= knobs["max_num_batched_tokens"],
-        seats=knobs["max_num_seqs"],
+        view, open_=left >= 0, seats=knobs["max_num_seqs"],
+        held_up=jnp.select(
+            [~whole, lacks], [int(not_whole), int(LimitedBy.BLOCKS)], int(LimitedBy.QUEUE_EMPTY)
+        ),
     )
 
 
 _DECIDE = {name: partial(decide, priority=name == "priority") for name in ORDERS}
+_STEADY = {name: partial(steady, priority=name == "priority") for name in ORDERS}

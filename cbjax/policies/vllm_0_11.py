@@ -50,7 +50,7 @@ def vllm_0_11(
     )
     return Policy(
         knobs=knobs, name="vllm_0_11", init=start, decide=_DECIDE[policy], seats="max_num_seqs",
-        budget="max_num_batched_tokens", steady=steady,
+        budget="max_num_batched_tokens", steady=_STEADY[policy],
         traits=Traits(
             shares=enable_prefix_caching, register_at="schedule", free_order="oldest_first"
         ),
@@ -58,3 +58,4 @@ def vllm_0_11(
 
 
 _DECIDE = {name: partial(decide, priority=name == "priority", older=True) for name in ORDERS}
+_STEADY = {name: partial(steady, priority=name == "priority", older=True) for name in ORDERS}

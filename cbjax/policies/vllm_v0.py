@@ -7,6 +7,7 @@ Groups of several sequences are not modelled.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from cbjax.core.limits import Limits, System, blocks_for
 from cbjax.core.policy import Policy, require_full_batch_fits
 from cbjax.core.reasons import LimitedBy, Refusal
 from cbjax.core.rows import NO_ROW, Status
+from cbjax.core.steady import Steady, while_nobody_can_enter
 from cbjax.core.view import View
 
 _LAST = 2**31 - 1
@@ -72,7 +74,7 @@ def vllm_v0(
     init, decide = (_init, _chunked) if enable_chunked_prefill else (_init_whole, _whole)
     return Policy(
         knobs=knobs, name="vllm_v0", init=init, decide=decide, seats="max_num_seqs",
-        budget="max_num_batched_tokens",
+        budget="max_num_batched_tokens", steady=_STEADY[enable_chunked_prefill], advance=_advance,
     )
 
 
@@ -181,6 +183,21 @@ def _chunked(knobs: dict, carried: _Carried, view: View):
     return decision, replace(
         carried, prompted=queue.admitted > came_back, place=place.astype(jnp.int32)
     )
+
+
+def _steady(knobs: dict, carried: _Carried, view: View, *, chunks: bool) -> Steady:
+    """A token for each while nobody waits, chunked: once all are in the part of the decodes."""
+    settled = ~view.seated | (carried.place[view.running] == _DECODES) | (not chunks)
+    fits = view.num_running <= knobs["max_num_batched_tokens"]
+    return while_nobody_can_enter(view, open_=fits & jnp.all(settled))
+
+
+def _advance(knobs: dict, carried: _Carried, view: View, turns, running) -> _Carried:
+    """The last prompts are over."""
+    return replace(_timed(carried, view), prompted=jnp.bool_(False))
+
+
+_STEADY = {chunks: partial(_steady, chunks=chunks) for chunks in (False, True)}
 
 
 def _in_parts(view: View, place) -> Int[Array, "S"]:

@@ -59,7 +59,7 @@ SETTING_TITLES: Mapping[str, str] = {
     "workload.arrivals.concurrency": "concurrent users",
     "workload.arrivals.burstiness": "burstiness (1 = Poisson, below it burstier)",
     "workload.sessions.turns.value": "turns of a conversation",
-    "policy.prediction_error": "prediction error (sigma of the logarithm)",
+    "workload.prediction_error": "prediction error (sigma of the logarithm)",
 }
 PERCENT = {
     "slo_attainment",

@@ -5,7 +5,7 @@ from cbjax.results.capacity import has_capacity, read_capacity, write_capacity
 from cbjax.results.collect import collect_runs, flatten
 from cbjax.results.environment import describe_environment
 from cbjax.results.fidelity import read_fidelity, write_fidelity
-from cbjax.results.hashing import identity_hash, plain, source_digest
+from cbjax.results.hashing import content_digest, identity_hash, plain, source_digest
 from cbjax.results.labels import parts_of, short_label
 from cbjax.results.lock import FolderInUse
 from cbjax.results.runs import NotARun, Run, is_run, read_requests, read_run, write_run
@@ -18,6 +18,7 @@ __all__ = [
     "Study",
     "average_seeds",
     "collect_runs",
+    "content_digest",
     "describe_environment",
     "flatten",
     "has_capacity",

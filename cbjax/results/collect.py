@@ -176,6 +176,7 @@ def _setting(name: str) -> str:
 def _differences(rows: Sequence[_Row], swept: set[str]) -> list[list[str]]:
     """Per row, the names outside the sweep whose value is not the most common one."""
     free = {_setting(name) for name in (*swept, "seed", "label", "policy")}
+    free |= {f"files.{name}" for name in swept}  # another path is another content
     compared = [row.compared for row in rows]
     names = sorted({name for values in compared for name in values} - free)
     usual = {

@@ -89,6 +89,26 @@ def digest_of(roots: list[Path]) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
+def content_digest(path: Path) -> str:
+    """A digest of what a file holds, or of every file in a folder; of two alike it is the same.
+
+    A file is read once as long as neither its size nor its time of change differ.
+    """
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    digest = hashlib.sha256()
+    for file in files:
+        facts = file.stat()
+        inside = file.relative_to(path).as_posix() if file != path else ""
+        digest.update(f"{inside}:{_read(file, facts.st_size, facts.st_mtime_ns)}\n".encode())
+    return f"sha256:{digest.hexdigest()}"
+
+
+@cache
+def _read(file: Path, size: int, changed_ns: int) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
 def identity_hash(config: Mapping[str, Any], seed: int, source: str | None = None) -> str:
     """The hash that names the folder of a run or of a study.
 

@@ -114,7 +114,7 @@ def keep(
 
 
 def keep_refused(
-    kept: Int[Array, "R F"], first: Int[Array, ""], refusals: Int[Array, "A"], arrival: Time,
+    kept: Int[Array, "R F"], requests: Int[Array, "A"], refusals: Int[Array, "A"], arrival: Time,
     clock: Time,
 ) -> Int[Array, "R F"]:
     """Write down the arrivals that the door turned away; `arrival` is `[A]`."""
@@ -127,7 +127,7 @@ def keep_refused(
         finished_ns=jnp.broadcast_to(clock.nanoseconds, zero.shape), reason=refusals + REFUSED,
     )
     values |= told
-    place = jnp.where(refusals != 0, first + jnp.arange(refusals.shape[0]), kept.shape[0])
+    place = jnp.where(refusals != 0, requests, kept.shape[0])
     return kept.at[place].set(jnp.stack(list(values.values()), axis=1), mode="drop")
 
 

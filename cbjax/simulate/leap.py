@@ -114,6 +114,7 @@ def look_ahead(
         lambda first, later: jnp.concatenate([first[None], later[:-1]]), state.clock, end
     )
     goes = (running > 0) & short & (lane < says.turns) & time.before(start, next_arrival)
+    goes &= time.before(start, says.until)
     goes &= state.system.num_blocks - used >= says.spare
     if shaped:
         goes &= (pace.compile_s == 0) | compiled[rung]

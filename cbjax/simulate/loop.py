@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Int
 from cbjax.core import time
 from cbjax.core.commit import commit
 from cbjax.core.control import when
+from cbjax.core.inbox import Inbox
 from cbjax.core.limits import blocks_for
 from cbjax.core.plan import Emitted, Plan
 from cbjax.core.policy import Policy
@@ -94,7 +95,7 @@ def _iteration(policy: Policy, pace: Pace, run: Run, shape: Shape) -> Run:
         executes, time.add(start, spent), _sleep(plan, clock, requests, arrived)
     )
     run = replace(run, stream=requests, arrived=arrived)
-    run = _take_in(run, plan, state.rows, offered, clock)
+    run = _take_in(run, plan, state.rows, inbox, clock)
     run = _note_grants(run, plan, state.rows, start, executes)
     if state.token_ids.shape[1]:
         tokens = stream.answer_token(state.rows.request, state.rows.known - state.rows.prompt)
@@ -165,41 +166,45 @@ def _work(plan: Plan, state: State, iteration, total, lanes: int) -> Work:
     ))
 
 
-def _take_in(run: Run, plan: Plan, rows: Rows, offered, clock: Time) -> Run:
+def _take_in(run: Run, plan: Plan, rows: Rows, inbox: Inbox, clock: Time) -> Run:
     """Who entered a row, who was turned away at the door, and whom the policy refused."""
-    size = run.notes.output.shape[0]
+    size, window = run.notes.output.shape[0], plan.entered.shape[0]
 
     def arrivals(carry):
         notes, kept, _, _ = carry
         place = jnp.where(plan.entered != NO_ROW, plan.entered, size)
         mask = jnp.zeros(size, bool).at[place].set(True, mode="drop")
-        window = plan.entered.shape[0]
-        arrival = jax.tree.map(
-            lambda part: lax.dynamic_slice(part, (run.first,), (window,)), run.stream.arrival
-        )
         placed = (plan.entered != NO_ROW) | (plan.turned_away != 0)
         place = jnp.arange(window)
         # Whoever found no row stays outside, and so does all that is behind it.
-        taken = jnp.minimum(jnp.min(jnp.where(placed, window, place)), offered)
+        taken = jnp.minimum(jnp.min(jnp.where(placed, window, place)), inbox.count)
         refusals = jnp.where(place < taken, plan.turned_away, 0)
         kept = when(
-            jnp.any(refusals != 0),
-            lambda kept: book.keep_refused(kept, run.first, refusals, arrival, clock), kept,
+            jnp.any(refusals != 0), lambda kept: book.keep_refused(
+                kept, inbox.request, refusals, inbox.arrival, clock
+            ), kept,
         )
-        return book.enter(notes, mask, clock), kept, taken, jnp.sum(refusals != 0)
+        return book.enter(notes, mask, clock), kept, taken, refusals != 0
 
-    notes, kept, taken, refusals = when(
-        offered > 0, arrivals, (run.notes, run.kept, jnp.int32(0), jnp.int32(0))
+    nobody = jnp.zeros(window, bool)
+    notes, kept, taken, turned_away = when(
+        inbox.count > 0, arrivals, (run.notes, run.kept, jnp.int32(0), nobody)
     )
     refused = plan.refused != 0
-    moments = jax.tree.map(lambda part: jnp.broadcast_to(part, refused.shape), clock)
+    sent = stream.answered(run.stream, inbox.request, turned_away, _for_all(clock, window))
+    moments = _for_all(clock, size)
     kept = book.keep(
         kept, notes, rows, plan.requests, refused, moments, plan.refused + book.REFUSED
     )
     return replace(
         run, notes=notes, kept=kept, first=run.first + taken,
-        ended=run.ended + refusals + jnp.sum(refused),
+        ended=run.ended + jnp.sum(turned_away) + jnp.sum(refused),
+        stream=stream.answered(sent, plan.requests, refused, moments),
     )
+
+
+def _for_all(moment: Time, size: int) -> Time:
+    return jax.tree.map(lambda part: jnp.broadcast_to(part, (size,)), moment)
 
 
 def _note_grants(run: Run, plan: Plan, rows: Rows, start: Time, executes) -> Run:
@@ -233,16 +238,23 @@ def _note_tokens(
     if shape.gaps and policy.traits.deliver_at == "token":
         gaps = count_alike(gaps, gap, later)
     done = emitted.finished != FinishReason.NONE
-    moments = jax.tree.map(lambda part: jnp.broadcast_to(part, (size,)), end)
+    moments = _for_all(end, size)
     kept = book.keep(
         run.kept, notes, run.state.rows, emitted.requests, done, moments, emitted.finished
     )
     run = replace(
         run, notes=notes, kept=kept, gaps=gaps, ended=run.ended + jnp.sum(done)
     )
+    return _deliver(policy, run, emitted.requests, done, moments, end), jnp.sum(done)
+
+
+def _deliver(
+    policy: Policy, run: Run, requests, done: Bool[Array, "P"], moments: Time, end: Time
+) -> Run:
+    """Whoever ended is told so, at once or at the end of the batch."""
     if policy.traits.deliver_at == "batch_end":
-        run = _hold_back(run, emitted.requests, done, end)
-    return run, jnp.sum(done)
+        return _hold_back(run, requests, done, end)
+    return replace(run, stream=stream.answered(run.stream, requests, done, moments))
 
 
 def _hold_back(run: Run, requests, done: Bool[Array, "P"], end: Time) -> Run:
@@ -253,11 +265,17 @@ def _hold_back(run: Run, requests, done: Bool[Array, "P"], end: Time) -> Run:
     members = run.held_back.at[place].set(requests, mode="drop")
 
     def deliver(carry):
-        kept, members = carry
-        return book.deliver_late(kept, members, end), jnp.full_like(members, NO_REQUEST)
+        kept, members, requests = carry
+        told = _for_all(end, members.shape[0])
+        return (
+            book.deliver_late(kept, members, end), jnp.full_like(members, NO_REQUEST),
+            stream.answered(requests, members, members != NO_REQUEST, told),
+        )
 
-    kept, members = when(run.state.num_running == 0, deliver, (run.kept, members))
-    return replace(run, kept=kept, held_back=members)
+    kept, members, sent = when(
+        run.state.num_running == 0, deliver, (run.kept, members, run.stream)
+    )
+    return replace(run, kept=kept, held_back=members, stream=sent)
 
 
 def _write_page(run: Run, plan: Plan, emitted: Emitted, begun: Time, end: Time) -> Run:
@@ -293,7 +311,8 @@ def _leap(policy: Policy, pace: Pace, run: Run, leaps, shape: Shape) -> Run:
         backlog, upcoming = outside(run)
         ahead, says = leap.look_ahead(
             policy, run.state, pace, run.compiled, run.iteration, upcoming, backlog, shape.limits,
-            shape.lanes, shaped=shape.shaped, closed=shape.closed,
+            shape.lanes, shaped=shape.shaped,
+            closed=shape.closed or run.stream.talks is not None,
         )
         run = when(
             ahead.turns > 0, lambda run: _land(policy, pace, run, ahead, says, backlog, shape), run
@@ -325,9 +344,7 @@ def _land(
         run = replace(
             run, state=leap.leave(run.state, ahead), kept=kept, ended=run.ended + jnp.sum(gone)
         )
-        if policy.traits.deliver_at == "batch_end":
-            run = _hold_back(run, requests, gone, run.state.clock)
-        return run
+        return _deliver(policy, run, requests, gone, moments, run.state.clock)
 
     if not policy.traits.lag:
         run = when(ahead.running[0] > ahead.running[ahead.last] - ahead.ends[ahead.last], end, run)

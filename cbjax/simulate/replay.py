@@ -64,8 +64,10 @@ def _tell_requests(
 ) -> list[tuple[float, int, int]]:
     """All that were sent and seen; returns the refusals in order of time."""
     refusals = []
-    for request, row in enumerate(done.kept.tolist()):
-        kept = dict(zip(book.COLUMNS, row, strict=True))
+    seconds, nanoseconds = (done.kept[:, book.COLUMNS.index(f"arrival_{part}")].astype(np.int64)
+                            for part in ("s", "ns"))
+    for request in np.argsort(seconds * NANOSECONDS + nanoseconds, kind="stable").tolist():
+        kept = dict(zip(book.COLUMNS, done.kept[request].tolist(), strict=True))
         arrival = _seconds(kept, "arrival")
         recorder.submitted(
             request, class_name=class_names[request] if class_names is not None else "",

@@ -73,7 +73,8 @@ def requests_table(
         ],
     }
     schema = {name: kind for name, kind in REQUEST_COLUMNS.items() if name != "token_times_s"}
-    return pl.DataFrame(values, schema=schema)
+    # The turns of conversations arrive in an order of their own.
+    return pl.DataFrame(values, schema=schema).sort("scheduled_arrival_s", maintain_order=True)
 
 
 def iterations_table(done: Simulated) -> pl.DataFrame:

@@ -1,18 +1,20 @@
 """The workload as arrays: the loop looks at a window of it, whatever its length."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from cbjax.core import time
 from cbjax.core.inbox import Inbox, empty_inbox
 from cbjax.core.limits import Limits
+from cbjax.core.rows import NO_PREDICTION
 from cbjax.core.time import NANOSECONDS, Time
+from cbjax.simulate.talks import Talks, arrived_by, follow, next_moment, talks_of
 from cbjax.workload import Workload, made_up_token_ids
 from cbjax.workload.records import is_token_ids
 
@@ -24,15 +26,20 @@ VOCABULARY = 1 << 16  # of made-up prompts
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Stream:
-    """Requests in order of arrival, padded to R that never arrive; C token ids each, or none."""
+    """Requests in order of arrival, padded to R that never arrive; C token ids each, or none.
 
-    arrival: Time  # [R]; in a closed loop `never` until the request is sent
+    With `talks` they arrive in an order of their own.
+    """
+
+    arrival: Time  # [R]; `never` until it is known, in a closed loop until the request is sent
     prompt: Int[Array, "R"]
     max_tokens: Int[Array, "R"]  # 0 = as many as fit
     priority: Int[Array, "R"]
+    predicted: Int[Array, "R"]  # output tokens; NO_PREDICTION
     token_ids: Int[Array, "R C"]  # of the prompts
     count: Int[Array, ""]  # requests
     concurrency: Int[Array, ""]  # of a closed loop: requests inside at a time; else 0
+    talks: Talks | None = None
 
 
 def stream_of(workload: Workload, limits: Limits, size: int | None = None) -> Stream:
@@ -68,26 +75,35 @@ def stream_of(workload: Workload, limits: Limits, size: int | None = None) -> St
     return stream_of_columns(
         arrivals, np.array([one.prompt_tokens for one in requests]),
         np.array([one.max_tokens or 0 for one in requests]), limits,
-        priority=np.array([one.priority for one in requests]), token_ids=token_ids,
+        priority=np.array([one.priority for one in requests]),
+        predicted=np.array([
+            NO_PREDICTION if one.predicted_tokens is None else one.predicted_tokens
+            for one in requests
+        ]), token_ids=token_ids,
         concurrency=workload.concurrency or 0, size=size,
+        after=np.array([-1 if one.after is None else one.after for one in requests]),
+        think_s=np.array([one.think_s for one in requests]),
     )
 
 
 def stream_of_columns(
     arrival_s: np.ndarray, prompt: np.ndarray, max_tokens: np.ndarray, limits: Limits, *,
-    priority: np.ndarray | None = None, token_ids: np.ndarray | None = None, concurrency: int = 0,
-    size: int | None = None,
+    priority: np.ndarray | None = None, predicted: np.ndarray | None = None,
+    token_ids: np.ndarray | None = None, concurrency: int = 0, size: int | None = None,
+    after: np.ndarray | None = None, think_s: np.ndarray | None = None,
 ) -> Stream:
     """The same from columns of numbers, without a record per request.
 
     Args:
         arrival_s: ascending, in seconds, rounded to nanoseconds; below 0 = due when an earlier
-            request ends (closed loop).
+            request ends (closed loop, or `after`).
         prompt, max_tokens: tokens; 0 output tokens = as many as fit.
         limits: as in `stream_of`.
-        priority, token_ids: or None for all alike.
+        priority, predicted, token_ids: or None for all alike.
         concurrency: requests inside at a time in a closed loop; 0 = open.
         size: as in `stream_of`.
+        after, think_s: the earlier request after whose end each is due, below 0 for none, and how
+            long after; None for none at all.
     """
     count = len(arrival_s)
     padded = (1 << max(count - 1, 1).bit_length()) if size is None else size
@@ -106,7 +122,9 @@ def stream_of_columns(
         ids[:count] = token_ids
     numbers: dict[str, Any] = dict(
         prompt=column(prompt), max_tokens=column(max_tokens),
-        priority=column(np.zeros(count) if priority is None else priority), token_ids=ids,
+        priority=column(np.zeros(count) if priority is None else priority),
+        predicted=column(np.full(count, NO_PREDICTION) if predicted is None else predicted),
+        token_ids=ids,
         count=np.int32(count), concurrency=np.int32(concurrency),
     )
     return Stream(
@@ -114,11 +132,15 @@ def stream_of_columns(
             column(np.where(known, moments // NANOSECONDS, _LAST), _LAST),
             column(np.where(known, moments % NANOSECONDS, NANOSECONDS - 1), NANOSECONDS - 1),
         ), **numbers,
+        talks=None if after is None or think_s is None or np.all(after < 0)
+        else talks_of(after, think_s, rows),
     )
 
 
 def moment_at(stream: Stream, place: Int[Array, ""]) -> Time:
-    """When the request at `place` arrives; `never` behind the last."""
+    """When the next request arrives, at `place` in order; `never` behind the last."""
+    if stream.talks is not None:
+        return next_moment(stream.talks, stream.arrival)
     return Time(stream.arrival.seconds[place], stream.arrival.nanoseconds[place])
 
 
@@ -136,6 +158,10 @@ def arrive(
         window: requests looked at per turn.
         closed: static; whether `concurrency` counts.
     """
+    if stream.talks is not None:
+        talks, arrived = arrived_by(stream.talks, stream.arrival, arrived, clock)
+        return replace(stream, talks=talks), arrived
+
     def due(arrived):
         moment = moment_at(stream, arrived)
         return ~time.before(clock, moment) & (arrived < stream.count)
@@ -164,7 +190,17 @@ def arrive(
     arrival, arrived = lax.while_loop(
         lambda carry: carry[1] < until, send, (stream.arrival, arrived)
     )
-    return Stream(**vars(stream) | dict(arrival=arrival)), arrived
+    return replace(stream, arrival=arrival), arrived
+
+
+def answered(
+    stream: Stream, requests: Int[Array, "P"], ended: Bool[Array, "P"], moments: Time
+) -> Stream:
+    """Some requests have ended, at these moments: whoever waited for them is due."""
+    if stream.talks is None:
+        return stream
+    talks, arrival = follow(stream.talks, stream.arrival, requests, ended, moments)
+    return replace(stream, talks=talks, arrival=arrival)
 
 
 def inbox_of(
@@ -172,16 +208,23 @@ def inbox_of(
     clock: Time, limits: Limits,
 ) -> Inbox:
     """The next `count` requests of the backlog, from `first` on, as the scheduler takes them in."""
-    def window(values):
+    def part(values):
         return lax.dynamic_slice(values, (first, *[0] * (values.ndim - 1)),
                                  (limits.inbox, *values.shape[1:]))
+
+    requests = first + jnp.arange(limits.inbox, dtype=jnp.int32)
+    if stream.talks is not None:
+        requests = part(stream.talks.order)
+
+    def window(values):
+        return part(values) if stream.talks is None else jnp.asarray(values)[requests]
 
     empty = jax.tree.map(jnp.asarray, empty_inbox(limits))
     prompt = window(stream.prompt)
     return Inbox(
-        count=count, request=first + jnp.arange(limits.inbox, dtype=jnp.int32), group=empty.group,
+        count=count, request=requests, group=empty.group,
         prompt=prompt, known=prompt, max_tokens=window(stream.max_tokens),
-        predicted=empty.predicted, priority=window(stream.priority),
+        predicted=window(stream.predicted), priority=window(stream.priority),
         arrival=jax.tree.map(window, stream.arrival), deadline=empty.deadline,
         token_ids=window(stream.token_ids), abort=empty.abort, backlog=backlog, clock=clock,
     )

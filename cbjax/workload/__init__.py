@@ -1,8 +1,8 @@
 """Workloads: which requests arrive when, with which prompts and how long their outputs may be.
 
 Drawn (`make_workload`, `make_sessions`), from prompts (`workload_from_prompts`), or recorded by
-others (`read_trace`). A `Workload` holds one record per request, for an engine; a `Trace` holds the
-same as NumPy columns, for a simulator.
+others (`read_trace`). A `Trace` holds NumPy columns, as read and shaped; a `Workload` holds one
+record per request, as engine and simulator are sent it.
 """
 
 from cbjax.workload.arrivals import Arrivals, arrival_times
@@ -12,9 +12,10 @@ from cbjax.workload.builtin import BUILTIN_CLASSES, BUILTIN_LANGUAGES, builtin_p
 from cbjax.workload.formats import read_trace
 from cbjax.workload.lengths import Lengths, draw_lengths
 from cbjax.workload.mix import RequestClass, assign_classes
+from cbjax.workload.predictions import with_predictions
 from cbjax.workload.prompts import PromptFile, read_prompts
 from cbjax.workload.records import Message, Prompt, PromptContent, Workload, WorkloadRequest
-from cbjax.workload.replay import trace_from_workload, workload_from_trace
+from cbjax.workload.replay import workload_from_trace
 from cbjax.workload.segments import PromptSegments, Segments, segment_token_ids
 from cbjax.workload.sessions import Sessions, make_sessions
 from cbjax.workload.shaping import (
@@ -70,9 +71,9 @@ __all__ = [
     "spread_ticks",
     "synthetic_token_ids",
     "tokenise_workload",
-    "trace_from_workload",
     "trace_of_columns",
     "with_arrivals",
+    "with_predictions",
     "workload_from_prompts",
     "workload_from_trace",
 ]

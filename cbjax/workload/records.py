@@ -54,14 +54,17 @@ class WorkloadRequest:
         request_id: its place in the workload, from 0.
         class_name: kind of request, for results by class.
         priority: lower is served earlier by policies that know priorities.
-        scheduled_arrival_s: seconds from the start of the clock; None in a closed loop: due when
-            an earlier request ends.
+        scheduled_arrival_s: seconds from the start of the clock; None: due after `after`, or in a
+            closed loop when any earlier request ends.
         prompt: text, chat messages or token ids; None: synthetic, `prompt_tokens` long.
         prompt_tokens: length in tokens; None until a text has been tokenised.
         max_tokens: most output tokens; None allows as many as fit.
         ignore_eos: produce `max_tokens` whatever the model says.
         seed: 32-bit sampling seed.
         segments: what a synthetic prompt shares with others; None: nothing.
+        predicted_tokens: output tokens that a predictor expects; None: there is none.
+        after: an earlier request; this one is due `think_s` after its end. None: it waits for none.
+        think_s: seconds from the end of `after`.
     """
 
     request_id: int
@@ -74,6 +77,9 @@ class WorkloadRequest:
     ignore_eos: bool
     seed: int
     segments: PromptSegments | None = None
+    predicted_tokens: int | None = None
+    after: int | None = None
+    think_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ class Workload:
     """Requests in order of arrival, and how they came about.
 
     Attributes:
-        requests: R requests; `requests[i].request_id == i`.
+        requests: R requests; `requests[i].request_id == i`. Those of known times are in order.
         arrivals: the arrival process; an engine needs it for the concurrency of a closed loop.
         seed: the seed everything random was derived from.
     """
@@ -93,7 +99,14 @@ class Workload:
     def __post_init__(self) -> None:
         ids = [request.request_id for request in self.requests]
         require(ids == list(range(len(ids))), "request_id", ids[:8], "number them 0, 1, 2, ...")
-        times = [request.scheduled_arrival_s for request in self.requests]
+        for one in self.requests:
+            if one.after is not None:
+                require(0 <= one.after < one.request_id and one.scheduled_arrival_s is None,
+                        "after", one.after, "name an earlier request, and give no arrival time")
+        before = [one.after for one in self.requests if one.after is not None]
+        require(len(set(before)) == len(before), "after", before[:8],
+                "at most one request may wait for another")
+        times = [one.scheduled_arrival_s for one in self.requests if one.after is None]
         known = [time for time in times if time is not None]
         require(known == sorted(known) and None not in times[: len(known)],
                 "scheduled_arrival_s", times[:8], "put requests in order of arrival, None last")

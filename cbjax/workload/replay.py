@@ -1,13 +1,11 @@
-"""Between columns and requests: a trace as a workload for an engine, a workload as columns."""
+"""From columns to requests: a trace as a workload."""
 
 from dataclasses import replace
 
 import numpy as np
 
 from cbjax.workload.arrivals import Arrivals, arrival_times
-from cbjax.workload.checks import require
 from cbjax.workload.records import Workload, WorkloadRequest
-from cbjax.workload.segments import of_prompts
 from cbjax.workload.shaping import with_arrivals
 from cbjax.workload.streams import Stream, generator
 from cbjax.workload.trace import Trace
@@ -35,54 +33,26 @@ def workload_from_trace(
     else:
         trace = with_arrivals(trace, arrivals, seed)
         times = tuple(trace.arrival_s.tolist())
+    after = [-1] * len(trace) if trace.after is None else trace.after.tolist()
+    think = [0.0] * len(trace) if trace.think_s is None else trace.think_s.tolist()
     if arrivals.kind == "recorded":
         arrivals = replace(arrivals, rate=trace.rate)
     seeds = generator(seed, Stream.SAMPLING).integers(0, 2**32, len(trace), np.uint32).tolist()
     names = [trace.class_names[index] for index in trace.classes.tolist()]
     columns = zip(
         names, trace.priority.tolist(), times, trace.prompt_tokens.tolist(),
-        trace.output_tokens.tolist(), seeds, strict=True,
+        trace.output_tokens.tolist(), seeds, after, think, strict=True,
     )
     requests = tuple(
         WorkloadRequest(
-            request_id=place, class_name=name, priority=priority, scheduled_arrival_s=time,
+            request_id=place, class_name=name, priority=priority,
+            scheduled_arrival_s=time if before < 0 else None,
             prompt=None, prompt_tokens=prompt, max_tokens=output, ignore_eos=True, seed=own,
             segments=None if trace.segments is None else trace.segments.prompt(place),
+            after=None if before < 0 else before, think_s=think_s,
         )
-        for place, (name, priority, time, prompt, output, own) in enumerate(columns)
+        for place, (
+            name, priority, time, prompt, output, own, before, think_s
+        ) in enumerate(columns)
     )
     return Workload(requests, arrivals, seed)
-
-
-def trace_from_workload(workload: Workload) -> Trace:
-    """The columns of a workload, for a simulator.
-
-    Args:
-        workload: with known prompt lengths and bounds on its outputs, which count as their
-            lengths; its arrivals are those of an open loop.
-
-    Raises:
-        ValueError: a request lacks a time, a prompt length or a bound.
-    """
-    times, prompts, outputs = [], [], []
-    for request in workload:
-        for field in ("scheduled_arrival_s", "prompt_tokens", "max_tokens"):
-            require(getattr(request, field) is not None, field, None,
-                    f"request {request.request_id} needs one: give open arrivals, synthetic or "
-                    "tokenised prompts, and a bound on every output")
-        times.append(request.scheduled_arrival_s)
-        prompts.append(request.prompt_tokens)
-        outputs.append(request.max_tokens)
-    names = list(dict.fromkeys(request.class_name for request in workload))
-    places = {name: place for place, name in enumerate(names)}
-    arrival_s = np.array(times, np.float64)
-    return Trace(
-        name="workload", arrival_s=arrival_s, prompt_tokens=np.array(prompts, np.int32),
-        output_tokens=np.array(outputs, np.int32),
-        duration_s=len(workload) / workload.offered_rate if workload.offered_rate
-        else float(np.ptp(arrival_s)),
-        class_names=tuple(names),
-        classes=np.array([places[request.class_name] for request in workload], np.int32),
-        priority=np.array([request.priority for request in workload], np.int32),
-        segments=of_prompts([request.segments for request in workload]),
-    )

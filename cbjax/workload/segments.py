@@ -93,18 +93,6 @@ def of_blocks(
     return Segments(offsets, ids, lengths)
 
 
-def of_prompts(prompts: Sequence[PromptSegments | None]) -> Segments | None:
-    """The segments of prompts as columns; None where any is not known."""
-    known = [prompt for prompt in prompts if prompt is not None]
-    if len(known) < len(prompts):
-        return None
-    return Segments(
-        np.cumsum([0, *(len(prompt.ids) for prompt in known)]),
-        np.array([one for prompt in known for one in prompt.ids], np.int64),
-        np.array([length for prompt in known for length in prompt.lengths], np.int32),
-    )
-
-
 def segment_token_ids(
     seed: int, prompt: PromptSegments, vocab_size: int, excluded_ids: Sequence[int] = ()
 ) -> tuple[int, ...]:

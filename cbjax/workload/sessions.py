@@ -1,9 +1,10 @@
 """Conversations of several turns: each prompt is the whole talk so far and a new message.
 
-The times are fixed before the run, so that every policy meets the same ones: the next turn is due
-after a nominal time for the answer and a time to think, whether or not the answer is there. What a
-turn shares with the one before is its whole prompt; the answer in between is made up here and
-differs from what a model would really have said, so its KV is not found again.
+The next turn is due a time to think after the answer before it has ended, as with people. Or, with
+a nominal time per token of an answer, at times that are fixed before the run, whether or not the
+answer is there: then every policy meets the same ones. What a turn shares with the one before is
+its whole prompt; the answer in between is made up here and differs from what a model would really
+have said, so its KV is not found again.
 """
 
 from collections.abc import Mapping
@@ -32,7 +33,8 @@ class Sessions:
         answer_lengths: tokens of each answer.
         think_median_s: median time between the end of an answer and the next message.
         think_sigma: standard deviation of its logarithm.
-        token_s: nominal time of a token of the answer.
+        token_s: nominal time of a token of the answer, for times fixed before the run; None: a turn
+            waits for the answer before it.
         system_tokens: begin every prompt of every conversation.
         longest: most tokens of a prompt and its answer; a conversation ends before it would have
             more. None: no bound.
@@ -46,13 +48,13 @@ class Sessions:
     answer_lengths: Lengths
     think_median_s: float = 10.0
     think_sigma: float = 1.0
-    token_s: float = 0.03
+    token_s: float | None = None
     system_tokens: int = 0
     longest: int | None = None
 
     def __post_init__(self) -> None:
         for field in ("think_median_s", "think_sigma", "token_s", "system_tokens"):
-            value = getattr(self, field)
+            value = getattr(self, field) or 0.0
             require(0 <= value < np.inf, f"sessions.{field}", value, "use a finite number from 0")
         require(self.longest is None or self.longest > self.system_tokens + 1, "sessions.longest",
                 self.longest, "use more than the system prompt, a message and an answer need")
@@ -97,11 +99,16 @@ def make_sessions(sessions: Sessions, count: int, arrivals: Arrivals, seed: int 
     require(kept.any(), "sessions.longest", sessions.longest,
             "not even one message and its answer fit; raise it or shorten them")
     starts = np.array(arrival_times(_of_sessions(arrivals, kept, count), count, seed), np.float64)
-    arrival_s = np.repeat(starts, turns) + before(answer * sessions.token_s + think)
+    arrival_s = np.repeat(starts, turns) + before(answer * (sessions.token_s or 0.0) + think)
+    after = think_before = None
+    if sessions.token_s is None:
+        after = np.where(place > 0, np.cumsum(kept) - 2, -1)[kept]
+        think_before = np.where(place > 0, np.append(0.0, think[:-1]), 0.0)[kept]
     return trace_of_columns(
         "sessions", arrival_s[kept], prompt[kept], answer[kept],
         class_of=np.where(place == 0, FIRST_TURN, LATER_TURN)[kept],
         segments=_segments(sessions.system_tokens, message, answer, place, np.flatnonzero(kept)),
+        after=after, think_s=think_before,
     )
 
 

@@ -147,6 +147,8 @@ def merge(traces: Sequence[Trace]) -> Trace:
     require(traces, "traces", traces, "give at least one")
     if len(traces) == 1:
         return traces[0]
+    require(all(trace.after is None for trace in traces), "traces", [one.name for one in traces],
+            "turns that wait for answers cannot be merged; give conversations a token_s")
     names = tuple(dict.fromkeys(name for trace in traces for name in trace.class_names))
     classes = [
         np.array([names.index(name) for name in trace.class_names], np.int32)[trace.classes]

@@ -25,6 +25,7 @@ class Stream(IntEnum):
     CLIENTS = 7
     TICKS = 8
     SESSIONS = 9
+    PREDICTIONS = 10
 
 
 def generator(seed: int, stream: Stream, *indices: int) -> np.random.Generator:

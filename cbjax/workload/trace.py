@@ -28,6 +28,9 @@ class Trace:
         classes: `[R]` int32, index into `class_names`.
         priority: `[R]` int32, lower is served earlier by policies that know priorities.
         segments: what prompts share; None: nothing is known, and nothing is shared.
+        after: `[R]` int32, the earlier request after whose end each is due, -1 for none, or None;
+            `arrival_s` is then the earliest that it may be due.
+        think_s: `[R]` float64, seconds from the end of `after`, or None.
         bad_rows: rows of the file that were left out.
     """
 
@@ -40,6 +43,8 @@ class Trace:
     classes: np.ndarray
     priority: np.ndarray
     segments: Segments | None = None
+    after: np.ndarray | None = None
+    think_s: np.ndarray | None = None
     bad_rows: BadRows = field(default_factory=BadRows)
 
     def __post_init__(self) -> None:
@@ -69,13 +74,16 @@ class Trace:
             output_tokens=self.output_tokens[rows], classes=self.classes[rows],
             priority=self.priority[rows],
             segments=None if self.segments is None else self.segments.take(rows),
+            after=None if self.after is None else _follow(self.after, rows),
+            think_s=None if self.think_s is None else self.think_s[rows],
         )
 
 
 def trace_of_columns(
     name: str, arrival_s: np.ndarray, prompt_tokens: np.ndarray, output_tokens: np.ndarray, *,
     class_of: Sequence[str] | np.ndarray | None = None, priority: np.ndarray | None = None,
-    segments: Segments | None = None, bad_rows: BadRows | None = None,
+    segments: Segments | None = None, after: np.ndarray | None = None,
+    think_s: np.ndarray | None = None, bad_rows: BadRows | None = None,
 ) -> Trace:
     """A trace from columns in any order of rows; rows of one time keep their order.
 
@@ -87,6 +95,7 @@ def trace_of_columns(
         class_of: `[R]` names.
         priority: `[R]`; None: all 0.
         segments: what prompts share.
+        after, think_s: `[R]`, as in `Trace`, by row.
         bad_rows: what was left out.
 
     Raises:
@@ -107,8 +116,17 @@ def trace_of_columns(
         class_names=tuple(names.tolist()), classes=classes.astype(np.int32)[order],
         priority=np.zeros(len(order), np.int32) if priority is None
         else np.asarray(priority, np.int32)[order],
-        segments=segments and segments.take(order), bad_rows=bad_rows or BadRows(),
+        segments=segments and segments.take(order),
+        after=None if after is None else _follow(after, order),
+        think_s=None if think_s is None else think_s[order], bad_rows=bad_rows or BadRows(),
     )
+
+
+def _follow(after: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The same requests by their places in `rows`; whose earlier one is not there has none."""
+    place = np.full(len(after) + 1, -1, np.int32)
+    place[rows] = np.arange(len(rows))
+    return place[after[rows]]
 
 
 def _require_one_size(columns: Sequence[Sized]) -> None:

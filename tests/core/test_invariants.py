@@ -21,7 +21,6 @@ from cbjax.core.time import Time
 from cbjax.parity.driver import run_on_host
 from tests.policies.beside import CASES, LIMITS, Case, mismatch, oracle_log
 
-
 # The oracle tests hold these to every decision already; their programs take long to compile.
 SLOW = {"sglang", "sglang_radix", "sarathi", "transformers", "ollama remembering"}
 

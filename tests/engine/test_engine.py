@@ -4,7 +4,9 @@ import pytest
 
 from cbjax import policies
 from cbjax.engine import Engine
+from cbjax.metrics import Recorder
 from cbjax.models import load_model
+from cbjax.workload import Prompt, workload_from_prompts
 from tests.engine.serving import small_ladder
 
 LENGTH = 64
@@ -15,14 +17,18 @@ def tiny():
     return load_model("tiny")
 
 
-@pytest.fixture(scope="module")
-def shared(tiny):
+def new_engine(tiny):
     engine = Engine(
         tiny, policy=policies.vllm(max_num_batched_tokens=16, max_num_seqs=4), block_size=4,
         num_blocks=40, max_length=LENGTH, ladder=small_ladder(16, 4), debug=True,
     )
     engine.compile()
     return engine
+
+
+@pytest.fixture(scope="module")
+def shared(tiny):
+    return new_engine(tiny)
 
 
 @pytest.fixture
@@ -182,3 +188,19 @@ def test_delivery_at_the_end_of_the_batch(tiny):
 def test_impossible_engines_are_named(tiny, options, words):
     with pytest.raises(ValueError, match=words):
         Engine(tiny, policy=policies.vllm(max_num_batched_tokens=8, max_num_seqs=4), **options)
+
+
+def test_tokens_are_counted_as_they_come_whatever_text_they_make(tiny):
+    """FAULTS I3: not by tokenising the text again. I7: the first one counts if it shows nothing."""
+    recorder = Recorder()
+    prompts = [Prompt(f"question {number}") for number in range(8)]
+    done = new_engine(tiny).serve(workload_from_prompts(prompts, max_tokens=12), recorder)
+    rows = recorder.tables().requests
+    assert rows["output_tokens"].to_list() == [len(one.token_ids) for one in done]
+    assert any(len(tiny.tokenizer.encode(one.text)) != len(one.token_ids) for one in done)
+    # Half a character is held back until the next token; it was a token all the same.
+    silent = [place for place, one in enumerate(done)
+              if "\ufffd" in tiny.tokenizer.decode(one.token_ids[:1])]
+    assert silent
+    for row in rows.select("first_token_s", "token_times_s", "output_tokens").iter_rows():
+        assert row[0] == row[1][0] and len(row[1]) == row[2]

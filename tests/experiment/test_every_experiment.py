@@ -13,8 +13,8 @@ from tests.experiment.toy import toy
 
 # Many cells, each of which compiles programs of its own.
 SLOW = {
-    "admission", "batching_modes", "block_context", "burstiness", "capacity", "concurrency",
-    "decode_stall", "fidelity", "kv_block_size", "kv_waste", "ladder", "ladder_load",
+    "admission", "batching_modes", "block_context", "burstiness", "capacity", "closed_loop",
+    "concurrency", "decode_stall", "fidelity", "kv_block_size", "kv_waste", "ladder", "ladder_load",
     "length_prediction", "load_curve", "orca_x_paging", "plan", "policies", "prefix_sharing",
     "priorities", "published", "token_budget", "victims",
 }

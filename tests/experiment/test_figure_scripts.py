@@ -1,5 +1,6 @@
 """The scripts in experiments/ draw from a study's files alone."""
 
+import json
 import runpy
 import sys
 from pathlib import Path
@@ -45,6 +46,16 @@ def test_a_view_is_drawn_with_the_panels_asked_for(tmp_path, monkeypatch, capsys
     assert "mean requests running" in drawn and "KV utilisation" not in drawn
 
 
+def test_leaps_are_drawn_from_the_rows_of_the_benchmark(tmp_path, monkeypatch, capsys):
+    row = dict(requests=1000, iterations=100, turns=10, plain_s=0.2, leap_s=0.05)
+    rows = [row | dict(mean_running=running) for running in (0.5, 20.0, 4.0)]
+    source, output = tmp_path / "simulator.json", tmp_path / "leaps.svg"
+    source.write_text(json.dumps(dict(rows=rows)))
+    monkeypatch.setattr(sys, "argv", ["leaps", str(source), "-o", str(output)])
+    runpy.run_path(str(SCRIPTS / "leaps.py"), run_name="__main__")
+    assert "iterations per turn" in output.read_text()
+
+
 def test_every_script_but_the_grid_is_tried():
     scripts = {path.stem for path in SCRIPTS.glob("*.py")} - {"arguments"}
-    assert scripts == {*OF_A_STUDY, "budget_block_grid", "view"}
+    assert scripts == {*OF_A_STUDY, "budget_block_grid", "leaps", "view"}

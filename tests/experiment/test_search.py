@@ -1,5 +1,7 @@
 """The search of a capacity as a study: its runs are the loads tried, kept and found again."""
 
+import time
+
 import pytest
 
 import cbjax
@@ -8,6 +10,7 @@ from cbjax.experiment.show import show_study
 from cbjax.report import capacities
 from cbjax.results import read_capacity
 from tests.experiment.toy import toy
+from tests.workload.formats.files import real
 
 # Prompts of 10 and answers of 5 tokens, one seat and 10 ms an iteration: 20 requests a second.
 ONE_SERVER = [
@@ -81,6 +84,22 @@ def test_several_seeds_give_an_interval(tmp_path):
     ))
     row = capacities(read_capacity(result.folder)).to_dicts()[0]
     assert row["seeds"] == 2 and row["margin"] is not None
+
+
+@pytest.mark.slow
+def test_an_hour_of_azure_for_three_policies_takes_less_than_two_minutes(tmp_path):
+    """19,366 requests a load; seconds that this process computes, compilation included."""
+    path = real("azure2023/AzureLLMInferenceTrace_conv.csv")
+    begun = time.process_time()
+    result = cbjax.run_experiment(cbjax.load_config("capacity", [
+        "policy=orca,vllm,sglang", "workload=azure_conv", f"workload.path={path}",
+        "workload.num_requests=null", "study.figures=none", f"results_dir={tmp_path}",
+    ]))
+    assert time.process_time() - begun < 120
+    found = capacities(read_capacity(result.folder))
+    assert sorted(found["policy"]) == ["orca", "sglang", "vllm"]
+    assert (found["capacity"] > 0).all()
+    assert all(run.metrics["completed"] + run.metrics["rejected"] == 19366 for run in result.runs)
 
 
 def test_the_best_settings_come_with_command_lines(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ import yaml
 import cbjax
 from cbjax.config import ConfigError
 from cbjax.config.paths import config_dir, group_choices
-from cbjax.experiment.workload import build_trace, build_workload
+from cbjax.experiment.cell import settings
+from cbjax.experiment.workload import build_workload
+from cbjax.results import identity_hash
 from cbjax.workload import formats
 from tests.experiment.toy import toy
 
@@ -27,6 +30,10 @@ MOONCAKE = "".join(
 
 def config_of(*overrides: str):
     return cbjax.load_config("worked_example", overrides).cells[0].config
+
+
+def times_of(config) -> list[float]:
+    return [request.scheduled_arrival_s for request in build_workload(config)]
 
 
 @pytest.fixture
@@ -75,50 +82,58 @@ def test_a_trace_is_replayed_as_it_was(azure):
     assert workload.offered_rate == pytest.approx(50 / 49)
 
 
+def test_a_changed_trace_is_another_run(azure):
+    def hash_now() -> str:
+        cell = cbjax.load_config("worked_example", azure).cells[0]
+        return identity_hash(settings(cell), cell.config.seed)
+
+    before = hash_now()
+    assert before == hash_now()
+    path = Path(azure[1].split("=")[1])
+    path.write_text(AZURE.replace(",100,", ",101,"))
+    assert hash_now() != before
+    path.write_text(AZURE)
+    assert hash_now() == before
+
+
 def test_a_window_scaled_lengths_a_number_and_a_rate(azure):
     config = config_of(
         *azure, "workload.trace.start_s=10", "workload.trace.duration_s=20",
         "workload.trace.prompt_scale=0.5", "workload.trace.max_output_tokens=25",
         "workload.num_requests=10", "workload.arrivals.rate=4",
     )
-    workload, trace = build_workload(config), build_trace(config)
+    workload = build_workload(config)
     assert [request.prompt_tokens for request in workload] == [
         (length + 1) // 2 for length in range(110, 120)
     ]
     assert [request.max_tokens for request in workload] == [20, 21, 22, 23, 24, *[25] * 5]
     times = [request.scheduled_arrival_s for request in workload]
     assert times == pytest.approx([i / 4 for i in range(10)])
-    assert trace.arrival_s.tolist() == times
-    assert trace.prompt_tokens.tolist() == [request.prompt_tokens for request in workload]
 
 
 def test_other_arrivals_for_the_requests_of_a_trace(azure):
     config = config_of(*azure, "workload.arrivals={kind: poisson, rate: 2}", "seed=3")
-    workload, trace = build_workload(config), build_trace(config)
+    workload = build_workload(config)
     assert workload.offered_rate == 2.0
-    times = [request.scheduled_arrival_s for request in workload]
-    assert trace.arrival_s.tolist() == times and times != list(range(50))
+    assert times_of(config) != list(range(50))
     loop = config_of(*azure, "workload.arrivals={kind: closed_loop, concurrency: 2}")
     assert build_workload(loop).concurrency == 2
-    with pytest.raises(ConfigError, match="a closed loop has no times before the run"):
-        build_trace(loop)
 
 
 def test_ticks_are_spread_the_same_way_at_every_rate(mooncake):
     rates = [f"workload.arrivals.rate={rate}" for rate in (1, 8)]
-    slow, fast = (build_trace(config_of(*mooncake, rate)) for rate in rates)
-    assert len(np.unique(slow.arrival_s)) == 40
-    np.testing.assert_allclose(slow.arrival_s, 8 * fast.arrival_s)
-    ticked = build_trace(config_of(*mooncake, "workload.trace.spread_ticks=false"))
-    assert len(np.unique(ticked.arrival_s)) == 8
+    slow, fast = (np.array(times_of(config_of(*mooncake, rate))) for rate in rates)
+    assert len(np.unique(slow)) == 40
+    np.testing.assert_allclose(slow, 8 * fast)
+    ticked = times_of(config_of(*mooncake, "workload.trace.spread_ticks=false"))
+    assert len(np.unique(ticked)) == 8
 
 
 def test_shared_prefixes_reach_the_requests(mooncake):
     config = config_of(*mooncake, "workload.trace.prompt_scale=0.03125")
-    workload, trace = build_workload(config), build_trace(config)
+    workload = build_workload(config)
     assert {request.segments.ids[0] for request in workload} == {0}
-    assert workload.requests[3].segments == trace.segments.prompt(3)
-    assert trace.segments.prompt(3).lengths == (16, 16)
+    assert workload.requests[3].segments.lengths == (16, 16)
 
 
 def test_options_of_a_format_are_settings(tmp_path):
@@ -129,19 +144,17 @@ def test_options_of_a_format_are_settings(tmp_path):
         "workload=table", f"workload.path={path}", f"workload.trace.options.columns={columns}",
         "workload.trace.options.time_unit=ms",
     )
-    assert build_trace(config).arrival_s.tolist() == [0, 1.5]
+    assert times_of(config) == [0, 1.5]
 
 
 def test_the_mix_and_conversations_need_no_file():
-    mix = build_trace(config_of("workload=mix"))
-    counts = dict(zip(mix.class_names, np.bincount(mix.classes).tolist(), strict=True))
+    mix = build_workload(config_of("workload=mix"))
+    counts = Counter(request.class_name for request in mix)
     assert counts == {"short_answer": 120, "long_prompt": 50, "long_generation": 30}
-    assert mix.rate == 2.0
-    talks = build_trace(config_of("workload=sessions"))
-    assert talks.class_names == ("first_turn", "later_turn")
-    assert np.bincount(talks.classes)[0] == 50
-    workload = build_workload(config_of("workload=sessions"))
-    assert [request.scheduled_arrival_s for request in workload] == talks.arrival_s.tolist()
+    assert mix.offered_rate == 2.0
+    talks = build_workload(config_of("workload=sessions"))
+    counts = Counter(request.class_name for request in talks)
+    assert set(counts) == {"first_turn", "later_turn"} and counts["first_turn"] == 50
 
 
 MISTAKES = {

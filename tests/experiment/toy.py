@@ -37,6 +37,7 @@ SMALL = {
         "workload.arrivals.rate=20,500", "study.fit.loads=[20]", "model.max_length=224",
     ],
     "load_curve": ["seats=4", "workload.num_requests=24", "workload.arrivals.rate=2,400"],
+    "closed_loop": ["seats=4", "workload.num_requests=24", "workload.arrivals.concurrency=1,8"],
     "batching_modes": ["seats=4", "workload.num_requests=24", "workload.arrivals.rate=0.5,400"],
     "token_budget": ["seats=4", "workload.num_requests=24", "budget=64,512"],
     "concurrency": ["seats=2,8", "kv.num_blocks=600", "workload.num_requests=24"],
@@ -70,7 +71,7 @@ SMALL = {
         "seats=4", "workload.num_requests=24", "workload.arrivals.rate=2,8", "window=32",
     ],
     "length_prediction": [
-        "seats=4", "workload.num_requests=24", "policy.prediction_error=0,1", "window=32",
+        "seats=4", "workload.num_requests=24", "workload.prediction_error=0,1", "window=32",
     ],
     "real_prompts": [
         "model=tiny", "ladder=single", "seats=2", "budget=32", "workload.max_tokens=3"

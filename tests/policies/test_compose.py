@@ -1,12 +1,11 @@
 """Policies composed of four functions: beside their oracle, and beside vllm that needs no parts."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from cbjax import policies
 from cbjax.core import parts, victims
@@ -22,11 +21,9 @@ from tests.policies.beside import (
     array_log,
     mismatch,
     oracle_log,
-    systems,
     vllm_cases,
-    workloads,
 )
-from tests.policies.oracles.composed import Composed
+from tests.policies.oracles.composed import Composed, cases
 
 ORACLES["composed"] = Composed
 QUIET = settings(
@@ -39,51 +36,11 @@ PLAIN = dict(
 )
 
 
-# A program is compiled for each; every part is in one of them.
-TOGETHER = [
-    ("shortest_prompt_first", "whole_prompt_fits", "fcfs_chunks", "last_admitted"),
-    ("priority", "first_chunk_fits", "capped", "lowest_priority"),
-    ("longest_waiting", "first_chunk_fits", "fcfs_chunks", "fewest_outputs"),
-    ("longest_waiting", "whole_prompt_fits", "whole_prompts", "lowest_priority"),
-    ("priority", "reserves_output", "capped", "none"),
-    ("shortest_answer_first", "whole_prompt_fits", "fcfs_chunks", "longest_prompt"),
-    ("arrival", "first_chunk_fits", "fcfs_chunks", "most_blocks"),
-]
-
-
-@dataclass(frozen=True)
-class ComposedCase(Case):
-    """The parts by name."""
-
-    def policy(self):
-        return policies.composed(**self.knobs)
-
-
-@st.composite
-def composed_cases(draw) -> ComposedCase:
-    """Any parts that go together; no more requests than rows where the order is not arrival."""
-    block_size, num_blocks, max_length = draw(systems())
-    seats = draw(st.sampled_from([1, 3, 4, 5, 6]))
-    knobs = dict(
-        zip(("order", "admit", "chunk", "victim"), draw(st.sampled_from(TOGETHER)), strict=True),
-        max_num_seqs=seats,
-    )
-    least = max_length if knobs["chunk"] == "whole_prompts" else seats
-    knobs["max_num_batched_tokens"] = draw(st.integers(least, 64))
-    if knobs["chunk"] == "capped":
-        knobs["threshold"] = draw(st.sampled_from([1, 3, 7, 16]))
-    if knobs["admit"] == "whole_prompt_fits":
-        knobs["watermark"] = draw(st.sampled_from([0.0, 0.0, 0.05, 0.2]))
-    # A policy that sorts is exact while nobody waits behind the window.
-    workload = draw(workloads(block_size, max_length, LIMITS.rows))
-    return ComposedCase("composed", knobs, block_size, num_blocks, max_length, workload)
-
-
 def test_composed_policy_decides_as_its_oracle(report_line):
     seen: Counter = Counter()
 
     @QUIET
-    @given(case=composed_cases())
+    @given(case=cases())
     def agree(case):
         log = array_log(case)
         difference = mismatch(log, oracle_log(case))
@@ -99,7 +56,7 @@ def test_composed_policy_decides_as_its_oracle(report_line):
         "iterations, 0 differences"
     )
     for victim in ("fewest_outputs", "lowest_priority", "longest_prompt", "most_blocks"):
-        assert seen[victim] >= 8, seen
+        assert seen[victim] >= 5, seen
     assert not seen["none"]
 
 
@@ -152,7 +109,7 @@ def shortest_prompt_first(max_num_batched_tokens: int = 2048, max_num_seqs: int 
 
 def test_a_new_policy_in_a_few_lines():
     workload = Workload(tuple(Request(id, 0, prompt, 3) for id, prompt in enumerate((9, 2, 5))))
-    case = ComposedCase("composed", PLAIN | dict(max_num_seqs=1), 4, 16, 48, workload)
+    case = Case("composed", PLAIN | dict(max_num_seqs=1), 4, 16, 48, workload)
     log = array_log(case, shortest_prompt_first(max_num_batched_tokens=48, max_num_seqs=1))
     assert [entry.new for entry in log if entry.new] == [(1,), (2,), (0,)]
     assert [entry.new for entry in array_log(case) if entry.new] == [(0,), (1,), (2,)]
@@ -202,7 +159,7 @@ def test_fewest_outputs_spares_what_came_last():
 
 
 def by_oracle(knobs, num_blocks, workload=CROWD):
-    return oracle_log(ComposedCase("composed", knobs, 4, num_blocks, 48, workload))
+    return oracle_log(Case("composed", knobs, 4, num_blocks, 48, workload))
 
 
 @pytest.mark.parametrize(
@@ -212,7 +169,7 @@ def by_oracle(knobs, num_blocks, workload=CROWD):
 )
 def test_number_changes_a_decision(changed):
     def log_of(knobs):
-        case = ComposedCase("composed", knobs, 4, 13, 48, CROWD)
+        case = Case("composed", knobs, 4, 13, 48, CROWD)
         log = array_log(case)
         assert mismatch(log, oracle_log(case)) is None
         return [entry.scheduled for entry in log]
@@ -222,7 +179,7 @@ def test_number_changes_a_decision(changed):
 
 
 def test_equal_parts_share_one_program():
-    case = ComposedCase("composed", PLAIN, 4, 13, 48, CROWD)
+    case = Case("composed", PLAIN, 4, 13, 48, CROWD)
     array_log(case)
     before = compilations()
     array_log(replace(case, knobs=PLAIN | dict(watermark=0.3, max_num_seqs=3)))
@@ -247,7 +204,7 @@ def test_two_parts_share_a_number():
         )
 
     assert of(1, 1).knobs["penalty"] == 1
-    case = ComposedCase("composed", PLAIN, 4, 10, 48, CROWD)
+    case = Case("composed", PLAIN, 4, 10, 48, CROWD)
     one, other = array_log(case, of(1, 1)), array_log(case, of(-1, -1))
     assert one[0].new == (3, 2) and other[0].new == (0, 1)  # the order reads it
     # The victim reads it: the later one of two goes, or the earlier one.
@@ -287,24 +244,7 @@ def test_impossible_compositions_are_named():
         initial_state(whole, LIMITS, system(LIMITS, block_size=4, num_blocks=12, max_length=48))
 
 
-def test_a_predictor_that_errs_swaps_two_answers():
-    """The error belongs to the request: the same in every run, and none if it is 0."""
-    workload = Workload(tuple(Request(id, 0, 4, 3 + id) for id in range(6)))
-    alone = PLAIN | dict(max_num_seqs=1, order="shortest_answer_first")
-
-    def order_of(**changed):
-        log = array_log(ComposedCase("composed", alone | changed, 4, 16, 48, workload))
-        return [entry.new[0] for entry in log if entry.new]
-
-    assert order_of() == [0, 1, 2, 3, 4, 5]
-    wrong = order_of(prediction_error=2.0)
-    assert sorted(wrong) == order_of() and wrong != order_of()
-    assert wrong == order_of(prediction_error=2.0)
-
-
 def test_unknown_parts_are_named():
     for knob in ("order", "admit", "chunk", "victim"):
         with pytest.raises(ValueError, match=f"{knob} = 'coin': choose one of"):
             policies.composed(**{knob: "coin"})
-    with pytest.raises(ValueError, match="prediction_error = -1"):
-        policies.composed(prediction_error=-1)

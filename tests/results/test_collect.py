@@ -50,6 +50,16 @@ def test_runs_that_differ_outside_the_sweep_are_flagged(tmp_path, make_study):
     assert "kv.block_size" in unswept["differing_keys"].explode().to_list()
 
 
+def test_the_content_of_a_swept_file_may_differ_and_that_of_another_may_not(tmp_path, make_study):
+    make_study([
+        with_block_size(8, files={"kv.block_size": "sha256:a", "workload.path": "sha256:c"}),
+        with_block_size(16, files={"kv.block_size": "sha256:b", "workload.path": "sha256:c"}),
+        with_block_size(32, files={"kv.block_size": "sha256:b", "workload.path": "sha256:d"}),
+    ])
+    table = collect_runs(tmp_path)
+    assert table["differing_keys"].to_list() == [[], [], ["files.workload.path"]]
+
+
 def test_seeds_may_differ(tmp_path, make_study):
     for seed in (0, 1):
         make_study([{**CONFIG, "seed": seed}], seed=seed)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cbjax.results import identity_hash, plain, source_digest
+from cbjax.results import content_digest, identity_hash, plain, source_digest
 from cbjax.results.hashing import digest_of
 
 
@@ -48,6 +48,22 @@ def test_the_digest_follows_content_and_not_place(tmp_path):
     assert digest_of([one]) != digest_of([other])
     with pytest.raises(FileNotFoundError, match="no source files under"):
         digest_of([tmp_path / "nothing"])
+
+
+def test_the_digest_of_a_file_or_folder_follows_content(tmp_path):
+    file, folder = tmp_path / "a.csv", tmp_path / "clients"
+    file.write_text("1,2\n")
+    folder.mkdir()
+    (folder / "one.json").write_text("{}")
+    before = content_digest(file), content_digest(folder)
+    assert before == (content_digest(file), content_digest(folder))
+    file.write_text("1,23\n")
+    (folder / "one.json").rename(folder / "two.json")
+    after = content_digest(file), content_digest(folder)
+    assert all(one != other for one, other in zip(before, after, strict=True))
+    copy = tmp_path / "b.csv"
+    copy.write_text("1,23\n")
+    assert content_digest(copy) == content_digest(file)
 
 
 def test_the_project_digest_is_of_files():

@@ -7,9 +7,14 @@ from hypothesis import HealthCheck, given, settings
 
 from cbjax.simulate import costs
 from tests.policies.beside import CASES
+from tests.policies.oracles import composed
 from tests.simulate.against import differences, run
 
-LEAPS = {"vllm", "vllm_0_11", "orca", "static", "sarathi", "sglang", "tensorrt_llm", "tgi"}
+DRAWN = CASES | dict(composed=composed.cases())
+LEAPS = {
+    "vllm", "vllm_0_11", "orca", "static", "sarathi", "sglang", "tensorrt_llm", "tgi", "triton",
+    "composed", "vllm_v0",
+}
 QUICK = ("vllm", "static")  # each policy is a program of its own to compile
 COSTS = [
     costs.linear(base_s=0.0041, per_token_s=2.13e-4, per_context_s=3.7e-7),
@@ -25,7 +30,7 @@ def compare(name: str, examples: int) -> Counter:
         max_examples=examples, deadline=None, derandomize=True, database=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(case=CASES[name])
+    @given(case=DRAWN[name])
     def same(case):
         cost = COSTS[seen["workloads"] % 2]
         pace = 0.0173 if cost is COSTS[0] else 3.0
@@ -56,6 +61,6 @@ def test_a_leap_is_as_many_turns(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize("name", sorted(DRAWN))
 def test_a_leap_is_as_many_turns_for_every_policy(name):
     check(name, 80 if name in LEAPS else 8)

@@ -84,24 +84,6 @@ def test_padding_and_compilation_count_if_asked():
     assert not tables(run(stream)).memory["compiled"].any()
 
 
-def test_no_token_is_lost_and_none_appears():
-    """Tokens in are tokens out: positions computed once are those of prompts and answers."""
-    for seed, blocks in ((0, 64), (1, 17), (2, 20)):
-        done = run(drawn(seed=seed), numbers=replace(SYSTEM, num_blocks=np.int32(blocks)))
-        asked = column(done, "output_tokens")
-        wanted = np.asarray(drawn(seed=seed).max_tokens)[:40]
-        assert np.array_equal(asked, wanted)
-        again = column(done, "recomputed_tokens").sum()
-        # The last token of an answer is never computed.
-        once = (done.prompt + asked - 1).sum()
-        rows = tables(done).iterations
-        assert rows["scheduled_tokens"].sum() == once + again
-        assert rows["finished"].sum() == 40 and rows["free_blocks"].max() <= blocks
-        assert (again > 0) == (column(done, "preemptions").sum() > 0)
-        assert done.gaps.sum() == (asked - 1).sum()
-    assert again > 0, "the smallest pools preempt"
-
-
 def test_a_closed_loop_keeps_its_clients_busy():
     done = run(drawn(concurrency=3))
     rows = tables(done).requests.sort("scheduled_arrival_s")

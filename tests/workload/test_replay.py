@@ -1,4 +1,4 @@
-"""Traces as workloads and workloads as columns."""
+"""Traces as workloads."""
 
 import time
 
@@ -7,16 +7,10 @@ import pytest
 
 from cbjax.workload import (
     Arrivals,
-    Lengths,
-    RequestClass,
-    builtin_prompts,
-    make_workload,
     scale_rate,
     segment_token_ids,
     tokenise_workload,
-    trace_from_workload,
     trace_of_columns,
-    workload_from_prompts,
     workload_from_trace,
 )
 from cbjax.workload.segments import of_blocks
@@ -61,40 +55,6 @@ def test_shared_segments_become_shared_tokens():
     assert ids[0] == ids[1][:20] and ids[2] != ids[0][:16]
     assert not any(7 in one for one in ids)
     assert ids[0] == segment_token_ids(4, TRACE.segments.prompt(0), 99, (7,))
-
-
-def test_a_workload_becomes_columns():
-    lengths = {"prompt_lengths": Lengths("uniform", low=1, high=9),
-               "output_lengths": Lengths("uniform", low=1, high=9)}
-    classes = [RequestClass("x", 1.0, **lengths), RequestClass("y", 2.0, priority=4, **lengths)]
-    workload = make_workload(classes, 60, arrivals=Arrivals("poisson", rate=5.0), seed=2)
-    trace = trace_from_workload(workload)
-    assert trace.rate == 5.0
-    for row, request in enumerate(workload):
-        assert trace.arrival_s[row] == request.scheduled_arrival_s
-        assert trace.prompt_tokens[row] == request.prompt_tokens
-        assert trace.output_tokens[row] == request.max_tokens
-        assert trace.class_names[trace.classes[row]] == request.class_name
-        assert trace.priority[row] == request.priority
-
-
-def test_segments_survive_the_way_there_and_back():
-    back = trace_from_workload(workload_from_trace(TRACE)).segments
-    for column in ("offsets", "ids", "lengths"):
-        np.testing.assert_array_equal(getattr(back, column), getattr(TRACE.segments, column))
-
-
-@pytest.mark.parametrize(
-    ("make", "named"),
-    [
-        (lambda: workload_from_prompts(builtin_prompts()), "prompt_tokens = None"),
-        (lambda: workload_from_trace(TRACE, arrivals=Arrivals("closed_loop", concurrency=1)),
-         "scheduled_arrival_s = None"),
-    ],
-)
-def test_what_has_no_lengths_or_times_is_refused(make, named):
-    with pytest.raises(ValueError, match=f"^{named}: request .* needs one: give"):
-        trace_from_workload(make())
 
 
 def test_columns_of_many_requests_take_no_time():

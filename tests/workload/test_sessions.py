@@ -5,7 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cbjax.workload import Arrivals, Lengths, Sessions, make_sessions
+from cbjax.workload import (
+    Arrivals,
+    Lengths,
+    Sessions,
+    Workload,
+    first,
+    make_sessions,
+    merge,
+    workload_from_trace,
+)
 from cbjax.workload.reuse import reused_tokens
 
 TALK = Sessions(
@@ -39,6 +48,25 @@ def test_times_and_lengths_by_hand():
         ["first_turn"] * 2 + ["later_turn"] * 4
     )
     assert trace.segments.prompt(4).lengths == (10, 20, 10, 20, 10)
+
+
+def test_without_a_nominal_time_a_turn_waits_for_the_answer_before_it():
+    trace = make_sessions(replace(CONSTANT, token_s=None), 2, Arrivals("constant", rate=3.0))
+    assert trace.arrival_s.tolist() == [1, 2, 6, 7, 11, 12]  # not before
+    assert trace.after.tolist() == [-1, -1, 0, 1, 2, 3]
+    assert trace.think_s.tolist() == [0, 0, 5, 5, 5, 5]
+    assert trace.take(np.array([1, 3, 4])).after.tolist() == [-1, 0, -1]
+    workload = workload_from_trace(first(trace, 4))
+    assert [one.scheduled_arrival_s for one in workload] == [1, 2, None, None]
+    assert [(one.after, one.think_s) for one in workload] == [(None, 0), (None, 0), (0, 5), (1, 5)]
+    with pytest.raises(ValueError, match="^traces = .*give conversations a token_s"):
+        merge([trace, trace])
+    for wrong, words in ((2, "name an earlier request"), (0, "at most one request may wait")):
+        requests = [*workload.requests[:3], replace(workload.requests[3], after=wrong)]
+        if wrong == 2:
+            requests[2] = replace(requests[2], after=3)
+        with pytest.raises(ValueError, match=words):
+            Workload(tuple(requests), workload.arrivals, 0)
 
 
 def test_a_prompt_begins_with_the_prompt_and_the_answer_before_it():

@@ -7,6 +7,7 @@ lack, then the queue in the order wanted until the first that may not.
 from dataclasses import dataclass, field
 
 import numpy as np
+from hypothesis import strategies as st
 
 from tests.policies.oracles.common import Scheduler, Sequence
 
@@ -122,3 +123,38 @@ class Composed(Scheduler):
         if self.blocks_of(must_fit) + kept > self.free:
             return "watermark", owned
         return "", owned
+
+
+# A program is compiled for each; every part is in one of them.
+TOGETHER = [
+    ("shortest_prompt_first", "whole_prompt_fits", "fcfs_chunks", "last_admitted"),
+    ("priority", "first_chunk_fits", "capped", "lowest_priority"),
+    ("longest_waiting", "first_chunk_fits", "fcfs_chunks", "fewest_outputs"),
+    ("longest_waiting", "whole_prompt_fits", "whole_prompts", "lowest_priority"),
+    ("priority", "reserves_output", "capped", "none"),
+    ("shortest_answer_first", "whole_prompt_fits", "fcfs_chunks", "longest_prompt"),
+    ("arrival", "first_chunk_fits", "fcfs_chunks", "most_blocks"),
+]
+
+
+@st.composite
+def cases(draw):
+    """Any parts that go together; no more requests than rows where the order is not arrival."""
+    # Here, because what draws cases for all systems knows their oracles.
+    from tests.policies import beside
+
+    numbers = draw(beside.systems())
+    seats = draw(st.sampled_from([1, 3, 4, 5, 6]))
+    knobs = dict(
+        zip(("order", "admit", "chunk", "victim"), draw(st.sampled_from(TOGETHER)), strict=True),
+        max_num_seqs=seats,
+    )
+    least = numbers[2] if knobs["chunk"] == "whole_prompts" else seats
+    knobs["max_num_batched_tokens"] = draw(st.integers(least, 64))
+    if knobs["chunk"] == "capped":
+        knobs["threshold"] = draw(st.sampled_from([1, 3, 7, 16]))
+    if knobs["admit"] == "whole_prompt_fits":
+        knobs["watermark"] = draw(st.sampled_from([0.0, 0.0, 0.05, 0.2]))
+    # A policy that sorts is exact while nobody waits behind the window.
+    workload = draw(beside.workloads(numbers[0], numbers[2], beside.LIMITS.rows))
+    return beside.Case("composed", knobs, *numbers, workload)
