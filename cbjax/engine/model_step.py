@@ -17,6 +17,7 @@ from cbjax.core.batch import pack
 from cbjax.core.ladder import Ladder, Rung
 from cbjax.core.plan import Plan
 from cbjax.core.state import State
+from cbjax.engine import copying
 from cbjax.engine.sampling import (
     Sampling,
     SamplingParams,
@@ -56,7 +57,7 @@ def forward_step(
     batch = pack(state, plan, rung)
     logits, keys, values = forward(weights, config, keys, values, batch, attention=attention)
     rows = jnp.where(batch.sampled, batch.rows, state.rows.request.shape[0])
-    return logits, rows, state.rows.known - state.rows.prompt, keys, values
+    return logits, rows, state.outputs, keys, values
 
 
 @partial(jax.jit, static_argnames=("vocab_size", "greedy_only"))
@@ -98,6 +99,7 @@ class ModelExecutor:
     params: SamplingParams
     samplings: dict[int, Sampling]  # by request
     host: HostPool | None  # None where the system swaps nothing
+    block_size: int
 
     def place(self, request_id: int, row: int) -> None:
         """Write the request's sampling settings into its row."""
@@ -109,9 +111,12 @@ class ModelExecutor:
             column[row] = value[0]
 
     def move(self, state: State, host_plan: Plan) -> None:
-        """Take KV to the host or back."""
-        assert self.host is not None
-        self.keys, self.values = self.host.move(self.keys, self.values, state, host_plan)
+        """Take KV to the host or back, and from sample to sample."""
+        if self.host is not None:
+            self.keys, self.values = self.host.move(self.keys, self.values, state, host_plan)
+        self.keys, self.values = copying.copy_taken(
+            self.keys, self.values, state, host_plan, self.block_size
+        )
 
     def execute(self, state: State, plan: Plan, host_plan: Plan, rung: Rung):
         """Compute the plan's tokens; returns them once they are on the host."""
@@ -143,6 +148,10 @@ class ModelExecutor:
             self.keys, self.values = self.host.warm_up(
                 self.keys, self.values, state.blocks.tables.shape[1]
             )
+        if idle.taken is not None:
+            self.keys, self.values = copying.warm_up(
+                self.keys, self.values, state.blocks.tables.shape[1]
+            )
         if progress:
             progress("compiled", len(runs), len(runs))
 
@@ -160,7 +169,7 @@ def model_executor(
         [None] * rows, model.tokenizer.eos_ids, max_stop_ids=_MAX_STOP_IDS
     )
     return ModelExecutor(
-        model, rows, keys, values, attention, params, {}, HostPool() if swaps else None
+        model, rows, keys, values, attention, params, {}, HostPool() if swaps else None, block_size
     )
 
 

@@ -86,7 +86,9 @@ def prepare(configs: Sequence[RunConfig], shared: dict[str, Any]) -> int:
         except ValueError:
             continue  # its cell will say so
         greatest = capacities.setdefault(_program(policy, limits), limits)
-        most = {name: max(getattr(limits, name), getattr(greatest, name)) for name in _NUMBERS}
+        most: dict[str, Any] = {
+            name: max(getattr(limits, name), getattr(greatest, name)) for name in _NUMBERS
+        }
         capacities[_program(policy, limits)] = replace(limits, **most)
     # With every token recorded most of the time goes into its rows, on one core.
     return 1 if any(config.record == "tokens" for config in configs) else cores()
