@@ -86,9 +86,7 @@ def prepare(configs: Sequence[RunConfig], shared: dict[str, Any]) -> int:
         except ValueError:
             continue  # its cell will say so
         greatest = capacities.setdefault(_program(policy, limits), limits)
-        most: dict[str, Any] = {
-            name: max(getattr(limits, name), getattr(greatest, name)) for name in _NUMBERS
-        }
+        most = {name: max(getattr(limits, name), getattr(greatest, name)) for name in _NUMBERS}
         capacities[_program(policy, limits)] = replace(limits, **most)
     # With every token recorded most of the time goes into its rows, on one core.
     return 1 if any(config.record == "tokens" for config in configs) else cores()
@@ -96,7 +94,8 @@ def prepare(configs: Sequence[RunConfig], shared: dict[str, Any]) -> int:
 
 def _program(policy: Policy, limits: Limits) -> tuple[str, Limits]:
     """What cells have in common if one program serves them."""
-    return policy.name, replace(limits, **{name: 1 for name in _NUMBERS})
+    ones: dict[str, Any] = dict.fromkeys(_NUMBERS, 1)
+    return policy.name, replace(limits, **ones)
 
 
 def build_cost(config: RunConfig) -> Cost:
