@@ -35,7 +35,7 @@ class Blocks:
 
 def empty_blocks(
     rows: int, capacity: int, table: int, usable: Int[Array, ""], content: int = 0,
-    registers_ended: bool = True, free_order: str = "unregistered_first",
+    registers_ended: str = "computed", free_order: str = "unregistered_first",
 ) -> Blocks:
     """A whole pool: `usable` free blocks of a capacity of N, tables of M for P rows.
 

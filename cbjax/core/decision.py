@@ -18,7 +18,9 @@ class Requeue(IntEnum):
     """Where a preempted request waits."""
 
     FRONT = 0  # before all that wait; of several, the last one preempted comes first
-    END = 1  # behind all that wait; several in run order, or in `preempt_order` if there is one
+    # Behind all that wait in rows, ahead of the backlog; several in run order, or in
+    # `preempt_order` if there is one.
+    END = 1
     KEPT = 2  # at its old place in the queue
     SWAP_OUT = 3  # at the front, its KV moved to the host pool instead of dropped
     SWAP_OUT_END = 4  # the same behind all that wait

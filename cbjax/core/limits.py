@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int
 
-_MAY_BE_NONE = ("blocks_per_sequence", "context", "cached_tokens")
+_MAY_BE_NONE = ("blocks_per_sequence", "context", "cached_tokens", "shares_samples")
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Limits:
         inbox: A, arrivals and aborts that one `schedule` takes in.
         context: C, token ids kept per row; 0 keeps none (simulation needs only their number).
         cached_tokens: K, token ids kept of cached blocks; 0 = no prefix sharing.
+        shares_samples: requests of one group share KV below the policy (see `core/samples.py`).
     """
 
     seats: int
@@ -38,6 +39,7 @@ class Limits:
     inbox: int
     context: int = 0
     cached_tokens: int = 0
+    shares_samples: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):

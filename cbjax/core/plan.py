@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import jax
 from jaxtyping import Array, Bool, Int
 
+from cbjax.core.samples import Taken
 from cbjax.core.time import Time
 
 
@@ -32,6 +33,7 @@ class Plan:
     preempt_order: Int[Array, "P"] | None  # order of preemption; None = last running first
     swapped_out: Bool[Array, "P"]  # preempted rows whose KV moves to the host pool
     swapped_in: Bool[Array, "P"]
+    taken: Taken | None  # KV taken over from other samples; None without `Limits.shares_samples`
     refused: Int[Array, "P"]  # Refusal of rows that the policy turned away
     entered: Int[Array, "A"]  # row of each arrival; NO_ROW if refused or if no row was free
     turned_away: Int[Array, "A"]  # Refusal of each arrival at the door
@@ -51,6 +53,11 @@ class Plan:
     waiting: Bool[Array, "P"]  # rows still waiting
     limited_by: Int[Array, ""]  # LimitedBy
     wake: Time
+
+    def moves_kv(self) -> Bool[Array, ""]:
+        """Whether KV has to be moved before the iteration is computed."""
+        moves = self.swapped_out.any() | self.swapped_in.any()
+        return moves if self.taken is None else moves | (self.taken.tokens > 0).any()
 
 
 @jax.tree_util.register_dataclass

@@ -13,6 +13,8 @@ import jax
 
 from cbjax.core.limits import Limits, System
 
+MOMENTS = ("schedule", "compute", "prefill_done", "finish")  # when a prefix can become visible
+
 
 @dataclass(frozen=True)
 class Traits:
@@ -27,8 +29,9 @@ class Traits:
         shares: prefixes are shared: the policy handles the pool itself (see `core/sharing.py`).
         register_at: when a computed prefix becomes visible to others: "schedule", "compute",
             "prefill_done" or "finish".
-        registers_ended: what a request computed is registered when it ends, as far as the policy
-            has not done so.
+        registers_ended: what is registered of a request when it ends, as far as the policy has not
+            done so: all that it "computed"; its "prompt", of which what can be found already is
+            given up for what is found; or "nothing".
         free_order: which free block is handed out first under prefix sharing: one that cannot be
             found again ("unregistered_first") or the one freed longest ago ("oldest_first"). Of one
             sequence the last block always comes first.
@@ -45,7 +48,7 @@ class Traits:
     deliver_at: str = "token"
     shares: bool = False
     register_at: str = "compute"
-    registers_ended: bool = True
+    registers_ended: str = "computed"
     free_order: str = "unregistered_first"
     lag: int = 0
     drops_in_flight: bool = False
@@ -56,7 +59,8 @@ class Traits:
             raise ValueError("traits.drops_in_flight: nothing is under way with lag = 0")
         allowed = {
             "deliver_at": ("token", "batch_end"),
-            "register_at": ("schedule", "compute", "prefill_done", "finish"),
+            "register_at": MOMENTS,
+            "registers_ended": ("computed", "prompt", "nothing"),
             "free_order": ("unregistered_first", "oldest_first"),
             "lag": (0, 1),
         }

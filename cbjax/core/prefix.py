@@ -36,13 +36,13 @@ class Cache:
     # Leading blocks of each row that are registered or were hits. A row that ended keeps the
     # number, one that was aborted its negative: these it left behind.
     entered: Int[Array, "P"]
-    registers_ended: bool = field(metadata={"static": True})  # see Traits
+    registers_ended: str = field(metadata={"static": True})  # see Traits
     free_order: str = field(metadata={"static": True})
 
 
 def empty_cache(
-    rows: int, capacity: int, content: int, usable: Int[Array, ""], registers_ended: bool = True,
-    free_order: str = "unregistered_first",
+    rows: int, capacity: int, content: int, usable: Int[Array, ""],
+    registers_ended: str = "computed", free_order: str = "unregistered_first",
 ) -> Cache:
     """Nothing registered; `usable` of N blocks free, handed out from block 0 on."""
     blocks = jnp.arange(capacity + 1, dtype=jnp.int32)

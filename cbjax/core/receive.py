@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Int
 
 from cbjax.core import blocks as pool
-from cbjax.core import runlist, sharing
+from cbjax.core import merging, runlist, sharing
 from cbjax.core.control import when
 from cbjax.core.inbox import Inbox, door
 from cbjax.core.limits import Limits
@@ -34,8 +34,8 @@ class Received:
 def vacate(state: State, mask: Bool[Array, "P"], *, aborted: bool = False) -> State:
     """End the rows in `mask`: seat, blocks and row return exactly once.
 
-    Under prefix sharing, what they computed can still be found, as far as it fills blocks,
-    unless `Traits.registers_ended` is off.
+    Under prefix sharing, what they computed can still be found, as far as it fills blocks and
+    `Traits.registers_ended` says so.
     """
     rows = state.rows
     seated = mask & (rows.status == Status.RUNNING)
@@ -43,7 +43,8 @@ def vacate(state: State, mask: Bool[Array, "P"], *, aborted: bool = False) -> St
         blocks = pool.release(state.blocks, mask, rows.held)
     else:
         blocks = sharing.release(
-            state.blocks, mask, rows.held, state.running, partial(_leave_behind, state), aborted
+            state.blocks, mask, rows.held, state.running,
+            partial(leave_behind, rows, state.token_ids, state.system.block_size), aborted,
         )
     return replace(
         state,
@@ -59,19 +60,31 @@ def vacate(state: State, mask: Bool[Array, "P"], *, aborted: bool = False) -> St
         num_running=state.num_running - jnp.sum(seated),
         swap_free=state.swap_free + jnp.sum(jnp.where(mask, rows.swapped, 0)),
         ending=None if state.ending is None else state.ending & ~mask,
+        restarted=None if state.restarted is None else jnp.where(mask, 0, state.restarted),
         finished=state.finished + jnp.sum(mask),
     )
 
 
-def _leave_behind(state: State, shared: Shared, row) -> Shared:
-    """Register the full blocks that the row computed and that are not registered yet."""
-    if not shared.blocks.cache.registers_ended:
+def leave_behind(
+    rows: Rows, token_ids: Int[Array, "P C"], block_size: Int[Array, ""], shared: Shared, row
+) -> Shared:
+    """Register what `Traits.registers_ended` says of the full blocks that a row computed."""
+    cache = shared.blocks.cache
+    if cache.registers_ended == "nothing":
         return shared
-    computed, block_size = state.rows.computed[row], state.system.block_size
-    return when(
-        computed // block_size > shared.blocks.cache.entered[row],
-        lambda shared: sharing.enter(shared, state.token_ids, row, computed, block_size), shared,
-    )
+    tokens = rows.computed[row]
+    if cache.registers_ended == "computed":
+
+        def register(shared: Shared) -> Shared:
+            return sharing.enter(shared, token_ids, row, tokens, block_size)
+    else:
+        tokens = jnp.minimum(tokens, rows.prompt[row])
+
+        def register(shared: Shared) -> Shared:
+            count = tokens // block_size - cache.entered[row]
+            return merging.merge(shared, token_ids, row, count, block_size)
+
+    return when(tokens // block_size > cache.entered[row], register, shared)
 
 
 def abort(state: State, inbox: Inbox) -> tuple[State, Int[Array, "A"]]:

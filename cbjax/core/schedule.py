@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from cbjax.core import blocks as pool
-from cbjax.core import runlist, time
+from cbjax.core import runlist, samples, time
 from cbjax.core.control import when
 from cbjax.core.decision import Decision, Requeue, swaps_out
 from cbjax.core.inbox import Inbox
@@ -53,7 +53,7 @@ def schedule(policy: Policy, state: State, inbox: Inbox, limits: Limits) -> tupl
     resumed = decision.admit & (state.rows.status != Status.WAITING)
     state = _make_room(state, decision, policy.traits)
     state = _seat(state, decision)
-    return _grant(state, decision, policy.traits, inbox, received, aborted, requests, resumed)
+    return _grant(state, decision, policy, inbox, limits, received, aborted, requests, resumed)
 
 
 def _make_room(state: State, decision: Decision, traits: Traits) -> State:
@@ -91,6 +91,10 @@ def _preempt(state: State, decision: Decision, traits: Traits) -> State:
             rows, computed=rows.computed + found,
             held=rows.held + found // state.system.block_size,
         )
+    restarts = lost & ~swapped & traits.restarts_outputs
+    if state.restarted is not None:
+        made = jnp.where(restarts, rows.known - rows.prompt, 0)
+        state = replace(state, restarted=state.restarted + made)
     moved = jnp.where(swapped, rows.held, 0)
     if state.newest is not None and state.ending is not None:
         dropped = seated & state.newest
@@ -100,9 +104,7 @@ def _preempt(state: State, decision: Decision, traits: Traits) -> State:
         state,
         rows=replace(
             rows,
-            prompt=jnp.where(lost & ~swapped, rows.known, rows.prompt)
-            if traits.restarts_outputs
-            else rows.prompt,
+            prompt=jnp.where(restarts, rows.known, rows.prompt),
             status=jnp.select(
                 [swapped, lost], [int(Status.SWAPPED), int(Status.PREEMPTED)], rows.status
             ),
@@ -160,8 +162,8 @@ def _seat(state: State, decision: Decision) -> State:
 
 
 def _grant(
-    state: State, decision: Decision, traits: Traits, inbox: Inbox, received: Received, aborted,
-    requests, resumed,
+    state: State, decision: Decision, policy: Policy, inbox: Inbox, limits: Limits,
+    received: Received, aborted, requests, resumed,
 ):
     """Allocate KV, put the grants in flight, and write the plan."""
     old, running = state.rows, state.running
@@ -173,10 +175,17 @@ def _grant(
 
     # Row by row rather than along the run order: nothing has to be scattered back.
     runs = old.status == Status.RUNNING
-    grant = jnp.where(runs, decision.grant, 0)
+    grant = asked = jnp.where(runs, decision.grant, 0)
     shared = decision.shared
     cached = None if shared is None else jnp.where(decision.admit, shared.cached, 0)
     start = old.computed if cached is None else old.computed + cached
+    taken = None
+    if limits.shares_samples:
+        taken = samples.take(
+            old, state.token_ids, running, decision.admit, start, grant, state.system.block_size,
+            holds=shared is None,
+        )
+        start, grant = start + taken.tokens, grant - taken.tokens
     computed = start + grant
     owned = jnp.where(runs, blocks_for(decision.kv_tokens, state.system.block_size), 0)
     more = jnp.maximum(owned - old.held, 0)
@@ -184,33 +193,38 @@ def _grant(
         old, computed=computed, peak=jnp.maximum(old.peak, computed), in_flight=grant,
         held=old.held + more if shared is None else shared.held,
     )
-    samples = (grant > 0) & (computed == old.known)
+    sampled = (grant > 0) & (computed == old.known)
     fresh = jnp.clip(computed - jnp.maximum(old.peak, start), 0, grant)
     prefills = (grant > 0) & (
-        (grant > 1) | (computed < old.known) | (old.known == old.prompt)
+        (asked > 1) | (computed < old.known) | (old.known == old.prompt)
     )
-    if shared is None:
+    if shared is not None:
+        blocks = shared.blocks
+    elif taken is None:
         blocks = pool.allocate(state.blocks, row, along(old.held), along(more))
     else:
-        blocks = shared.blocks
+        blocks = pool.allocate(
+            state.blocks, row, along(old.held + taken.blocks), along(more - taken.blocks)
+        )
+        blocks = samples.hold(blocks, old.held, taken)
     grants, prefilling = along(grant), along(prefills) > 0
     waiting = is_waiting(rows.status)
     num_waiting = jnp.sum(waiting)
     live_tokens = jnp.sum(jnp.where(runs, computed, 0))
-    if shared is not None:
+    if shared is not None or taken is not None:
         # What several rows share is full, and counts once.
         doubled = jnp.sum(jnp.maximum(blocks.refs - 1, 0)) * state.system.block_size
         live_tokens = live_tokens - doubled
     unseen = (decision.limited_by == LimitedBy.QUEUE_EMPTY) & (inbox.backlog > 0)
     plan = Plan(
         running=running, grants=grants, fresh=along(fresh),
-        prefilling=prefilling, requests=requests, samples=samples,
+        prefilling=prefilling, requests=requests, samples=sampled,
         # Its position was computed before: a preemption took the token back.
-        repeats=samples & (computed <= old.peak) if traits.drops_in_flight else None,
+        repeats=sampled & (computed <= old.peak) if policy.traits.drops_in_flight else None,
         admitted=decision.admit, resumed=resumed, cached=cached, preempted=decision.preempt,
         preempt_order=decision.preempt_order,
         swapped_out=decision.preempt & swaps_out(decision.requeue),
-        swapped_in=decision.admit & decision.swap_in, refused=decision.refuse,
+        swapped_in=decision.admit & decision.swap_in, taken=taken, refused=decision.refuse,
         entered=received.rows, turned_away=received.refusals, max_tokens=received.max_tokens,
         aborted_requests=aborted, scheduled_tokens=jnp.sum(grants),
         prefill_tokens=jnp.sum(jnp.where(prefilling, grants, 0)),

@@ -97,6 +97,26 @@ def enter(shared: Shared, token_ids: Int[Array, "P C"], row, tokens, block_size)
     return replace(shared, blocks=replace(blocks, cache=cache))
 
 
+def enter_computed(
+    shared: Shared, token_ids: Int[Array, "P C"], running: Int[Array, "S"],
+    tokens: Int[Array, "P"], block_size,
+) -> Shared:
+    """Register the full blocks among the first `tokens` of each running row, in run order."""
+    row = jnp.where(running == NO_ROW, 0, running)
+    news = tokens[row] // block_size > shared.blocks.cache.entered[row]
+
+    def one(carry):
+        shared, left = carry
+        seat = jnp.argmax(left)
+        shared = enter(shared, token_ids, running[seat], tokens[running[seat]], block_size)
+        return shared, left.at[seat].set(False)
+
+    shared, _ = lax.while_loop(
+        lambda carry: jnp.any(carry[1]), one, (shared, (running != NO_ROW) & news)
+    )
+    return shared
+
+
 def leave(shared: Shared, row, kept) -> Shared:
     """Take all blocks from a row, the last first; only its first `kept` may stay registered.
 

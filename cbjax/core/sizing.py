@@ -9,6 +9,7 @@ INBOX = 16  # requests that may enter in one iteration
 def limits_for(
     policy: Policy, *, block_size: int, num_blocks: int, max_length: int,
     iteration_tokens: int | None = None, window: int = 64, context: int = 0, tables: bool = True,
+    shares_samples: bool = False,
 ) -> Limits:
     """Limits that just hold a policy's seats and budget and a system's numbers.
 
@@ -20,6 +21,7 @@ def limits_for(
         window: waiting requests that the policy sees.
         context: token ids kept per row.
         tables: keep block tables; without them blocks are only counted.
+        shares_samples: samples of one prompt share KV.
 
     Raises:
         ValueError: fewer iteration tokens than seats, or than the policy's budget.
@@ -37,4 +39,5 @@ def limits_for(
         blocks_per_sequence=blocks_for(max_length, block_size) if tables else 0, inbox=INBOX,
         context=context,
         cached_tokens=num_blocks * block_size if policy.traits.shares else 0,
+        shares_samples=shares_samples,
     )

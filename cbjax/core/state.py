@@ -37,10 +37,18 @@ class State:
     ending: Bool[Array, "P"] | None
     # Got a token in the last iteration; None unless `Traits.drops_in_flight`.
     newest: Bool[Array, "P"] | None
+    # Outputs that a preemption made prompt; None unless `Traits.restarts_outputs`.
+    restarted: Int[Array, "P"] | None
     finished: Int[Array, ""]  # requests that ended since the last `schedule`
     last_kind: Int[Array, ""]  # IterationKind
     last_duration: Time
     clock: Time
+
+    @property
+    def outputs(self) -> Int[Array, "P"]:
+        """Output tokens of each request, also those that became prompt: the next one's index."""
+        made = self.rows.known - self.rows.prompt
+        return made if self.restarted is None else made + self.restarted
 
 
 def initial_state(policy: Policy, limits: Limits, system: System) -> State:
@@ -89,6 +97,7 @@ def _empty(limits: Limits, system: System, carried: Any, traits: Traits) -> Stat
         swap_free=system.swap_blocks,
         ending=jnp.zeros(limits.rows, bool) if traits.lag else None,
         newest=jnp.zeros(limits.rows, bool) if traits.drops_in_flight else None,
+        restarted=jnp.zeros(limits.rows, jnp.int32) if traits.restarts_outputs else None,
         finished=jnp.int32(0),
         last_kind=jnp.int32(IterationKind.IDLE),
         last_duration=time.zero(),
@@ -103,11 +112,15 @@ def view(state: State, backlog: Int[Array, ""], limits: Limits) -> View:
     rows = state.rows
     none = jnp.zeros_like(rows.held)
     waiting = (rows.status != Status.FREE) & (rows.status != Status.RUNNING)
+    free = state.blocks.free
+    if limits.shares_samples and state.blocks.cache is None:
+        # Samples of one prompt count apart: what one of them gives up is what it seems to hold.
+        free = state.system.num_blocks - jnp.sum(rows.held)
     return View(
         rows=rows, running=state.running, num_running=state.num_running,
         # Without shared blocks a row frees all it holds.
         freed=rows.held, hits_held=none, hits_free=none,
-        free_blocks=state.blocks.free, evictable_blocks=jnp.int32(0), swap_blocks=state.swap_free,
+        free_blocks=free, evictable_blocks=jnp.int32(0), swap_blocks=state.swap_free,
         backlog=backlog, num_waiting=jnp.sum(waiting) + backlog, finished=state.finished,
         last_kind=state.last_kind, last_duration=state.last_duration, clock=state.clock,
         system=state.system, iteration_tokens=limits.tokens,

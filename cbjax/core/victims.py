@@ -88,7 +88,7 @@ def last_in_line(view: View, want: Int[Array, "S"], budget: Int[Array, ""]) -> S
 
 def serve_in_turn(
     view: View, want: Int[Array, "S"], budget: Int[Array, ""], urgency: Int[Array, "S"],
-    shared: Shared | None = None,
+    shared: Shared | None = None, registers: bool = True,
 ) -> Served:
     """Give each running row what it wants of the budget; when blocks lack, the least urgent goes.
 
@@ -97,7 +97,8 @@ def serve_in_turn(
         want: tokens each row would take, in run order.
         budget: tokens of the iteration.
         urgency: smaller = more urgent, in run order; among equals the one that queued last goes.
-        shared: the pool, if prefixes are shared: then every row takes and registers its blocks.
+        shared: the pool, if prefixes are shared: then every row takes its blocks.
+        registers: static; it registers them at once, before they are computed.
 
     Returns:
         Who got what. A victim served earlier in this iteration returns tokens and blocks; a row
@@ -115,7 +116,8 @@ def serve_in_turn(
         last = view.num_running
         return lax.while_loop(
             lambda carry: (carry[1] < last) & (carry[0].budget > 0),
-            _turn(view, want, computed, urgency), (start, jnp.int32(0), held, jnp.int32(0)),
+            _turn(view, want, computed, urgency, registers),
+            (start, jnp.int32(0), held, jnp.int32(0)),
         )[0]
 
     if shared is not None:
@@ -131,7 +133,7 @@ def serve_in_turn(
     return lax.cond(jnp.sum(need) <= view.free_blocks, lambda: at_once, in_turn)
 
 
-def _turn(view: View, want, computed, urgency):
+def _turn(view: View, want, computed, urgency, registers: bool):
     """One row is served, or one victim goes."""
     queued = view.in_run_order(view.rows.queue_order)
     block_size, least = view.system.block_size, jnp.iinfo(jnp.int32).min
@@ -163,7 +165,7 @@ def _turn(view: View, want, computed, urgency):
         if served.shared is not None:
             after = _on_pool(
                 view, served.shared, view.running[index], computed[index] + tokens, need,
-                view.running[victim], computed[victim], fits, goes,
+                view.running[victim], computed[victim], fits, goes, registers,
             )
             served = replace(served, shared=after, free=after.blocks.free)
         # Its own victim: nobody behind it is served in this iteration.
@@ -173,13 +175,17 @@ def _turn(view: View, want, computed, urgency):
     return turn
 
 
-def _on_pool(view: View, shared: Shared, row, tokens, need, victim, computed, fits, goes):
+def _on_pool(
+    view: View, shared: Shared, row, tokens, need, victim, computed, fits, goes, registers: bool
+):
     """The same turn on the pool: the row takes and registers blocks, or the victim loses its."""
     block_size = view.system.block_size
     ids = view.token_ids
 
     def serve(shared: Shared) -> Shared:
         grown = sharing.grow(shared, row, need)
+        if not registers:
+            return grown
         full = tokens // block_size > shared.blocks.cache.entered[row]
         return when(
             full, lambda pool: sharing.enter(pool, ids, row, tokens, block_size), grown

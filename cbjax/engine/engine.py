@@ -18,6 +18,7 @@ from cbjax.core.ladder import ladder as default_ladder
 from cbjax.core.limits import Limits, blocks_for, system
 from cbjax.core.policy import Policy
 from cbjax.core.reasons import FinishReason
+from cbjax.core.rows import NO_GROUP
 from cbjax.core.schedule import schedule_jit
 from cbjax.core.state import initial_state
 from cbjax.core.time import from_seconds
@@ -33,7 +34,7 @@ from cbjax.engine.loop import Arrival, Loop, Step
 from cbjax.engine.memory import blocks_in
 from cbjax.engine.model_step import ModelExecutor, Progress, bytes_per_block, model_executor
 from cbjax.engine.request import Completion, Output, Prompt, Request, encode_prompt
-from cbjax.engine.sampling import Sampling
+from cbjax.engine.sampling import Sampling, sample_seed
 from cbjax.engine.serve import Turn, serve
 from cbjax.engine.session import Session
 from cbjax.engine.sizing import limits_for, model_length
@@ -63,6 +64,7 @@ class Engine:
         iteration_tokens: int | None = None,
         ladder: Ladder | None = None,
         window: int = 64,
+        share_samples: bool = True,
         attention: str | None = None,
         megastep: int = 1,
         debug: bool = False,
@@ -84,6 +86,8 @@ class Engine:
                 budget, or `max_length`.
             ladder: compiled shapes; its last rung must hold the greatest schedulable batch.
             window: waiting requests that the policy sees.
+            share_samples: samples of one prompt share its KV; decisions and tokens are those
+                without.
             attention: name of a back end of `pallas_kernels`; by default the one for this platform.
                 One that was written for another platform is interpreted (slow).
             megastep: most iterations of one dispatch, rescheduled on the device in between. Tokens
@@ -110,7 +114,7 @@ class Engine:
         self.limits: Limits = limits_for(
             self.policy, block_size=block_size, num_blocks=self.num_blocks,
             max_length=self.max_length, iteration_tokens=iteration_tokens, window=window,
-            context=self.max_length,
+            context=self.max_length, shares_samples=share_samples,
         )
         self.ladder = ladder or default_ladder(self.limits.tokens, self.limits.seats)
         self.ladder.choose(self.limits.tokens, self.limits.seats)
@@ -178,7 +182,8 @@ class Engine:
 
     def submit(
         self, prompt: Prompt, *, request_id: int | None = None, priority: int = 0,
-        arrival_s: float | None = None, predicted_tokens: int | None = None, **sampling,
+        arrival_s: float | None = None, predicted_tokens: int | None = None, group: int = NO_GROUP,
+        **sampling,
     ) -> int:
         """Queue a request.
 
@@ -188,6 +193,7 @@ class Engine:
             priority: direction is the policy's.
             arrival_s: when it was due, by the engine's clock; by default now.
             predicted_tokens: output tokens that a predictor expects, for policies that look at it.
+            group: a number of at least 0 that the samples of one prompt have in common.
             sampling: fields of `Sampling`, such as `max_tokens` and `temperature`.
 
         Returns:
@@ -204,7 +210,7 @@ class Engine:
             Arrival(
                 request_id, len(ids), settings.max_tokens or 0, ids,
                 self.clock.now() if arrival_s is None else arrival_s, priority,
-                predicted_tokens,
+                predicted_tokens, group=group,
             )
         )
         self._next_id = max(self._next_id, request_id + 1)
@@ -228,20 +234,26 @@ class Engine:
         """Run one iteration; returns what reaches the clients now."""
         return self.turn()[1]
 
-    def generate(self, prompts: Sequence[Prompt], **sampling) -> list[Completion]:
+    def generate(
+        self, prompts: Sequence[Prompt], *, n: int = 1, **sampling
+    ) -> list[Completion]:
         """Answer all prompts; returns completions in the order of the prompts.
 
         Args:
             prompts: text, chat messages or token ids each.
+            n: completions of each prompt, which stand side by side. They share the prompt's KV, and
+                each draws with a seed of its own, `sample_seed(seed, sample)`.
             sampling: fields of `Sampling`; they hold for every prompt.
         """
+        if n < 1:
+            raise ValueError(f"n = {n}: give a whole number of at least 1")
         if isinstance(prompts, str):
             raise ValueError("prompts: give a list of prompts, not a single text")
         self.compile()
         requests: list[Request] = []
         try:
             for prompt in prompts:
-                requests.append(self.requests[self.submit(prompt, **sampling)])
+                requests += self._submit_samples(prompt, n, Sampling(**sampling))
         except ValueError:
             # All or none: what was queued before the bad prompt must not linger.
             for request in requests:
@@ -250,6 +262,14 @@ class Engine:
         while any(request.finish_reason is None for request in requests):
             self.step()
         return [request.completion() for request in requests]
+
+    def _submit_samples(self, prompt: Prompt, n: int, settings: Sampling) -> list[Request]:
+        group = self._next_id if n > 1 else NO_GROUP
+        seeds = [sample_seed(settings.seed, sample) for sample in range(n)]
+        return [
+            self.requests[self.submit(prompt, group=group, **(vars(settings) | dict(seed=seed)))]
+            for seed in seeds
+        ]
 
     def stream(self, prompt: Prompt, **sampling) -> Iterator[str]:
         """Answer one prompt piece by piece.

@@ -22,7 +22,7 @@ from cbjax.core.limits import Limits, System
 from cbjax.core.plan import Emitted, Plan
 from cbjax.core.policy import Policy
 from cbjax.core.reasons import LimitedBy, Refusal
-from cbjax.core.rows import NO_REQUEST, NO_ROW
+from cbjax.core.rows import NO_GROUP, NO_REQUEST, NO_ROW
 from cbjax.core.schedule import schedule_jit
 from cbjax.core.state import State, initial_state
 from cbjax.core.time import Time, from_seconds
@@ -51,6 +51,7 @@ class Arrival:
         priority: direction is the policy's.
         predicted: predicted output tokens, or None.
         deadline_s: or None.
+        group: requests sampled from one prompt share a number of at least 0.
     """
 
     request_id: int
@@ -61,6 +62,7 @@ class Arrival:
     priority: int = 0
     predicted: int | None = None
     deadline_s: float | None = None
+    group: int = NO_GROUP
 
 
 class Executor(Protocol):
@@ -70,7 +72,7 @@ class Executor(Protocol):
         """A request took a row."""
 
     def move(self, state: State, host_plan: Plan) -> None:
-        """Take the KV of swapped rows to the host, or back, before anything is written."""
+        """Move KV before anything is written: to the host, back, from sample to sample."""
 
     def execute(self, state: State, plan: Plan, host_plan: Plan, rung: Rung):
         """Tokens `[P]` and whether each ends its request `[P]`, on the host."""
@@ -202,7 +204,7 @@ class Loop:
         total = int(host.scheduled_tokens) + int(host.extra_tokens)
         self._notice_stall(host, total, bool(entered or refused or aborted))
         start = end = self.clock.now()
-        if host.swapped_out.any() or host.swapped_in.any():
+        if host.moves_kv():
             self.executor.move(self.state, host)
         emitted, rung = None, None
         if total or self._ending:
@@ -284,6 +286,7 @@ class Loop:
             if arrival.predicted is not None:
                 inbox.predicted[index] = arrival.predicted
             inbox.priority[index] = arrival.priority
+            inbox.group[index] = arrival.group
             _put_time(inbox.arrival, index, arrival.arrival_s)
             if arrival.deadline_s is not None:
                 _put_time(inbox.deadline, index, arrival.deadline_s)

@@ -131,13 +131,13 @@ def megastep(
 
 
 def _fits(plan: Plan, shape: Shape) -> Bool[Array, ""]:
-    """Whether the ladder would give the batch this rung and no other."""
+    """Whether the ladder would give the batch this rung and no other, and no KV moves before."""
     tokens, sequences = plan.scheduled_tokens + plan.extra_tokens, plan.num_sequences
 
     def holds(rung: Rung):
         return (tokens <= rung.tokens) & (sequences <= rung.sequences)
 
-    fits = holds(shape.rung) & (tokens > 0)
+    fits = holds(shape.rung) & (tokens > 0) & ~plan.moves_kv()
     for rung in shape.smaller:
         fits &= ~holds(rung)
     return fits

@@ -15,6 +15,7 @@ from cbjax.core.plan import Plan
 from cbjax.core.policy import Policy
 from cbjax.core.rows import NO_REQUEST
 from cbjax.core.state import State
+from cbjax.engine import copying
 from cbjax.engine.megastep import Dispatch, Shape, megastep
 from cbjax.engine.sampling import Sampling, SamplingParams, stack_sampling
 from cbjax.engine.step_programs import forward_step, sample_step
@@ -40,6 +41,7 @@ class ModelExecutor:
     params: SamplingParams
     samplings: dict[int, Sampling]  # by request
     host: HostPool | None  # None where the system swaps nothing
+    block_size: int
     most: int = 1  # iterations of a megastep; 1 = there is none
     _watched: set[int] = field(default_factory=set)  # rows whose text may end them (stop strings)
 
@@ -57,9 +59,12 @@ class ModelExecutor:
             column[row] = value[0]
 
     def move(self, state: State, host_plan: Plan) -> None:
-        """Take KV to the host or back."""
-        assert self.host is not None
-        self.keys, self.values = self.host.move(self.keys, self.values, state, host_plan)
+        """Take KV to the host or back, and from sample to sample."""
+        if self.host is not None:
+            self.keys, self.values = self.host.move(self.keys, self.values, state, host_plan)
+        self.keys, self.values = copying.copy_taken(
+            self.keys, self.values, state, host_plan, self.block_size
+        )
 
     def execute(self, state: State, plan: Plan, host_plan: Plan, rung: Rung):
         """Compute the plan's tokens; returns them once they are on the host."""
@@ -69,11 +74,11 @@ class ModelExecutor:
     def at_once(self, host_plan: Plan, rung: Rung) -> int:
         """Most iterations that a dispatch beginning with this plan may take.
 
-        One where the host has to look at every token or to move KV, and on rungs for prefill,
-        which a batch leaves after an iteration or two.
+        One where the host has to look at every token, and on rungs for prefill, which a batch
+        leaves after an iteration or two.
         """
         alive = np.flatnonzero(host_plan.requests != NO_REQUEST)
-        if self.host is not None or not _decodes(rung) or self._watched.intersection(alive):
+        if not _decodes(rung) or self._watched.intersection(alive):
             return 1
         return self.most
 
@@ -141,6 +146,10 @@ class ModelExecutor:
             self.keys, self.values = self.host.warm_up(
                 self.keys, self.values, state.blocks.tables.shape[1]
             )
+        if idle.taken is not None:
+            self.keys, self.values = copying.warm_up(
+                self.keys, self.values, state.blocks.tables.shape[1]
+            )
         if progress:
             progress("compiled", total, total)
         return state
@@ -159,7 +168,8 @@ def model_executor(
         [None] * rows, model.tokenizer.eos_ids, max_stop_ids=_MAX_STOP_IDS
     )
     return ModelExecutor(
-        model, rows, keys, values, attention, params, {}, HostPool() if swaps else None, megastep
+        model, rows, keys, values, attention, params, {}, HostPool() if swaps else None, block_size,
+        megastep,
     )
 
 

@@ -85,6 +85,14 @@ class Sampling:
         return tuple(sorted({*self.stop_token_ids, *ignored}))
 
 
+def sample_seed(seed: int, sample: int) -> int:
+    """The seed of one of several samples that a request with `seed` asks for; the first keeps it.
+
+    Mixed rather than counted up, so that it is not the seed of the next request's first sample.
+    """
+    return seed if not sample else int(np.random.SeedSequence((seed, sample)).generate_state(1)[0])
+
+
 def _check(holds: bool | np.bool_, field: str, value: object, remedy: str) -> None:
     if not holds:
         raise ValueError(f"sampling.{field} = {value!r}: {remedy}")

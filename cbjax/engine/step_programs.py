@@ -40,7 +40,7 @@ def forward_step(
     batch = pack(state, plan, rung)
     logits, keys, values = forward(weights, config, keys, values, batch, attention=attention)
     rows = jnp.where(batch.sampled, batch.rows, state.rows.request.shape[0])
-    return logits, rows, state.rows.known - state.rows.prompt, keys, values
+    return logits, rows, state.outputs, keys, values
 
 
 @partial(jax.jit, static_argnames=("vocab_size", "greedy_only"))

@@ -165,7 +165,7 @@ def _line_up_rows(table, place):
 
 
 def _tokens(state):
-    return output_token(state.rows.request, state.rows.known - state.rows.prompt)
+    return output_token(state.rows.request, state.outputs)
 
 
 def _after(state, arrays, gone, inbox: Inbox, plan):

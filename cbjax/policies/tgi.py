@@ -3,23 +3,27 @@
 Nothing is ever preempted: a request owns KV for prompt and output when it is admitted, and the
 first that does not fit blocks the queue. Without chunks (v2, or v3 with chunking off) an iteration
 is either the prefill of new requests, for which all others stand still, or one decode of all; two
-knobs bound how frequently a prefill may interrupt. With chunks (v3) both share an iteration. Prefix
-caching is not modelled.
+knobs bound how frequently a prefill may interrupt. With chunks (v3) both share an iteration. With
+prefix caching (v3) a prompt can be found once its request has ended; outputs never can.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
-from cbjax.core import rules, runlist
+from cbjax.core import rules, runlist, sharing
 from cbjax.core.control import when
 from cbjax.core.limits import Limits, System, blocks_for
 from cbjax.core.policy import Policy, Traits, require_positive
 from cbjax.core.reasons import LimitedBy, Refusal
+from cbjax.core.receive import leave_behind
 from cbjax.core.rows import Status
+from cbjax.core.sharing import Shared
 from cbjax.core.steady import Steady, while_nobody_can_enter
 from cbjax.core.view import View
 
@@ -35,6 +39,7 @@ def tgi(
     max_waiting_tokens: int = 20,
     prefill_chunking: bool = True,
     default_generation_length: int = 0,
+    prefix_caching: bool = False,
 ) -> Policy:
     """TGI with its own knobs, names and defaults; its `max_total_tokens` is `max_length`.
 
@@ -54,6 +59,8 @@ def tgi(
         prefill_chunking: v3 only: split prompts and mix them with decodes.
         default_generation_length: 1024 as in the original: KV is reserved for at most so many new
             tokens, and a request that wants more is ended there. 0 = reserve for all and serve all.
+        prefix_caching: v3 only: whole blocks of the prompts of ended requests are found again. The
+            original has it on by default; here it needs token ids, so it is a choice.
 
     Raises:
         ValueError: a knob is out of range, or has no meaning in this version.
@@ -79,6 +86,8 @@ def tgi(
             f"max_batch_total_tokens = {max_batch_total_tokens}: in v3 the pool is the limit and "
             "this is measured, not given; set the number of KV blocks instead"
         )
+    if version == "v2" and prefix_caching:
+        raise ValueError("prefix_caching = True: v2 has none; choose version = 'v3' or turn it off")
     chunks = version == "v3" and prefill_chunking
     return Policy(
         knobs=dict(
@@ -91,7 +100,10 @@ def tgi(
         name="tgi", init=_init_mixed if chunks else _init_alternating,
         decide=_mixed if chunks else _alternating, steady=_steady,
         advance=None if chunks else _advance, seats="max_batch_size",
-        budget="max_batch_prefill_tokens", traits=Traits(whole_prompts=not chunks),
+        budget="max_batch_prefill_tokens", traits=Traits(
+            whole_prompts=not chunks, shares=prefix_caching, register_at="finish",
+            registers_ended="prompt",
+        ),
     )
 
 
@@ -155,22 +167,22 @@ def _alternating(knobs: dict, loop: Loop, view: View):
     prefill = _whole(knobs["max_batch_prefill_tokens"], block_size)
 
     def offer(row, queue: rules.Queue) -> rules.Offer:
-        known, new, owned = _ask(knobs, view, row)
-        prompts, charged = queue.extra
-        rounds = knobs["rounds"]
-        prompts += jnp.where(rounds, _whole(known, block_size), known)
-        charged += jnp.where(rounds, _whole(known, block_size) + _whole(new, block_size), 0)
+        pool, prompts, charged = queue.extra
+        ask = _ask(knobs, view, row, pool)
+        rounds, tokens = knobs["rounds"], ask.tokens
+        prompts += jnp.where(rounds, _whole(tokens, block_size), tokens)
+        charged += jnp.where(rounds, _whole(tokens, block_size) + _whole(ask.new, block_size), 0)
         # Alone, it may exceed the total by what the rounding adds: else it would wait for ever.
-        over = (charged > total) & ~(idle & (queue.admitted == 0))
+        over = rounds & (charged > total) & ~(idle & (queue.admitted == 0))
         limited_by = jnp.select(
-            [
-                (prompts > prefill) | (known > queue.budget),
-                over | (blocks_for(owned, block_size) > queue.free),
-            ],
+            [(prompts > prefill) | (tokens > queue.budget), over | (ask.blocks > queue.free)],
             [int(LimitedBy.BUDGET), int(LimitedBy.BLOCKS)],
             int(LimitedBy.QUEUE_EMPTY),
         )
-        return rules.Offer(known, owned, limited_by, (prompts, charged))
+        return rules.Offer(
+            tokens, ask.owned, limited_by, blocks=ask.blocks,
+            take=lambda extra: (ask.take(extra[0]), prompts, charged),
+        )
 
     nothing = jnp.zeros_like(view.rows.held)
     queue = rules.admit_in_order(
@@ -178,7 +190,7 @@ def _alternating(knobs: dict, loop: Loop, view: View):
         rules.start_queue(
             view, budget=view.iteration_tokens, seats=knobs["max_batch_size"] - view.num_running,
             free=view.free_blocks, grant=nothing, kv_tokens=nothing,
-            extra=(jnp.int32(0), jnp.int32(0)),
+            extra=(_pool(view), jnp.int32(0), jnp.int32(0)),
         ),
         offer, asks,
     )
@@ -193,6 +205,9 @@ def _alternating(knobs: dict, loop: Loop, view: View):
         grant=jnp.where(prefills, queue.grant, view.per_row(jnp.where(view.seated, 1, 0))),
         kv_tokens=jnp.where(prefills, queue.kv_tokens, 0),
         limited_by=jnp.where(view.num_waiting > 0, waits, int(LimitedBy.QUEUE_EMPTY)),
+        shared=jax.tree.map(
+            lambda after, before: jnp.where(prefills, after, before), queue.extra[0], _pool(view)
+        ),
     )
     return decision, Loop(
         waiting_tokens=jnp.where(prefills | idle, 1, loop.waiting_tokens + 1),
@@ -231,21 +246,24 @@ def _mixed(knobs: dict, state: tuple, view: View):
     left = _whole(jnp.maximum(most - current, 0), view.system.block_size)
 
     def offer(row, queue: rules.Queue) -> rules.Offer:
-        prompt, _, owned = _ask(knobs, view, row)
-        lacks = blocks_for(owned, view.system.block_size) > queue.free
+        ask = _ask(knobs, view, row, queue.extra)
+        lacks = ask.blocks > queue.free
         limited_by = jnp.where(lacks, int(LimitedBy.BLOCKS), int(LimitedBy.QUEUE_EMPTY))
-        return rules.Offer(jnp.minimum(prompt, queue.budget), owned, limited_by)
+        return rules.Offer(
+            jnp.minimum(ask.tokens, queue.budget), ask.owned, limited_by, blocks=ask.blocks,
+            take=ask.take,
+        )
 
     queue = rules.admit_in_order(
         view,
         rules.start_queue(
             view, budget=jnp.minimum(left, view.iteration_tokens - current),
             seats=knobs["max_batch_size"] - view.num_running, free=view.free_blocks,
-            grant=view.per_row(grant), kv_tokens=jnp.zeros_like(view.rows.held),
+            grant=view.per_row(grant), kv_tokens=jnp.zeros_like(view.rows.held), extra=_pool(view),
         ),
         offer, True,
     )
-    return rules.decide(view, queue, refuse=refuse), state
+    return rules.decide(view, queue, refuse=refuse, shared=queue.extra), state
 
 
 def _whole(tokens, block_size):
@@ -253,16 +271,41 @@ def _whole(tokens, block_size):
     return blocks_for(tokens, block_size) * block_size
 
 
-def _ask(knobs: dict, view: View, row):
-    """What a waiting request asks for: known tokens, new tokens, positions to own.
+def _pool(view: View) -> Shared | None:
+    """The pool as a decision finds it, under prefix caching."""
+    return None if view.blocks is None else sharing.untouched(view.blocks, view.rows.held)
 
-    Prefix caching would take the tokens that are found off the known ones.
-    """
-    known, most = view.rows.known[row], knobs["default_generation_length"]
+
+@dataclass(frozen=True)
+class _Ask:
+    """What a waiting request asks for."""
+
+    tokens: Int[Array, ""]  # to compute
+    new: Int[Array, ""]  # most output tokens
+    owned: Int[Array, ""]  # positions it must own
+    blocks: Int[Array, ""]  # free blocks that this takes
+    take: Callable[[Shared | None], Shared | None]  # gives them to it
+
+
+def _ask(knobs: dict, view: View, row, pool: Shared | None) -> _Ask:
+    block_size, known = view.system.block_size, view.rows.known[row]
+    most = knobs["default_generation_length"]
     new = view.rows.max_tokens[row] - (known - view.rows.prompt[row])
     new = jnp.where(most > 0, jnp.minimum(new, most), new)
     # Nothing attends to the last token.
-    return known, new, known + new - 1
+    owned = known + new - 1
+    blocks = blocks_for(owned, block_size)
+    if pool is None:
+        return _Ask(known, new, owned, blocks, lambda pool: pool)
+    found, hits, free_hits = sharing.hits(pool, view.token_ids, row, known, block_size)
+
+    def take(pool: Shared | None) -> Shared | None:
+        assert pool is not None
+        return sharing.grow(
+            sharing.attach(pool, row, found, hits, block_size), row, blocks - hits
+        )
+
+    return _Ask(known - hits * block_size, new, owned, blocks - hits + free_hits, take)
 
 
 def _door(knobs: dict, view: View) -> tuple[View, Int[Array, "P"]]:
@@ -295,11 +338,22 @@ def _door(knobs: dict, view: View) -> tuple[View, Int[Array, "P"]]:
 
     def without(view: View) -> View:
         gone = refuse != Refusal.NONE
+        blocks = view.blocks
+        if blocks is not None:
+            leaves = partial(leave_behind, rows, view.token_ids, view.system.block_size)
+            blocks = sharing.release(blocks, cut, rows.held, view.running, leaves)
         return replace(
-            view, rows=replace(rows, status=jnp.where(gone, int(Status.FREE), rows.status)),
+            view,
+            rows=replace(
+                rows, status=jnp.where(gone, int(Status.FREE), rows.status),
+                held=jnp.where(cut, 0, rows.held),
+            ),
+            blocks=blocks,
             running=runlist.remove(view.running, cut),
             num_running=view.num_running - jnp.sum(cut),
-            free_blocks=view.free_blocks + jnp.sum(jnp.where(cut, view.freed, 0)),
+            free_blocks=view.free_blocks + jnp.sum(jnp.where(cut, view.freed, 0))
+            if blocks is None
+            else blocks.free,
             num_waiting=view.num_waiting - jnp.sum(gone & ~cut),
         )
 

@@ -106,7 +106,7 @@ def transformers(
         traits=Traits(
             lag=int(use_async_batching), drops_in_flight=use_async_batching,
             # What the last step fills, the original never registers.
-            shares=allow_block_sharing, registers_ended=False,
+            shares=allow_block_sharing, registers_ended="nothing",
         ),
     )
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from cbjax.core import rules, sharing, victims
 from cbjax.core.decision import Requeue
 from cbjax.core.limits import Limits, System, blocks_for
-from cbjax.core.policy import Policy, Traits, require_full_batch_fits
+from cbjax.core.policy import MOMENTS, Policy, Traits, require_full_batch_fits
 from cbjax.core.reasons import LimitedBy
 from cbjax.core.sharing import Shared
 from cbjax.core.steady import while_nobody_can_enter
@@ -31,6 +31,7 @@ def vllm(
     long_prefill_token_threshold: int = 0,
     policy: str = "fcfs",
     enable_prefix_caching: bool = False,
+    prefix_visible_at: str = "schedule",
     scheduler_reserve_full_isl: bool = True,
     watermark: float = 0.0,
 ) -> Policy:
@@ -47,6 +48,10 @@ def vllm(
             and preempted last; ties by arrival.
         enable_prefix_caching: full blocks are found again by their tokens. The original has it on
             by default; here it needs token ids, so it is a choice.
+        prefix_visible_at: not a knob of the original's, which has "schedule": blocks are found
+            from the moment they are scheduled, still in the same iteration. "compute": from the
+            iteration after; "prefill_done": once the whole prompt is computed; "finish": once the
+            request has ended.
         scheduler_reserve_full_isl: admit a request only if blocks for all its known tokens are
             free, not just for its first chunk.
         watermark: share of the blocks that must stay free when a request is admitted while others
@@ -60,6 +65,12 @@ def vllm(
     check(max_num_batched_tokens, max_num_seqs, long_prefill_token_threshold, policy)
     if not 0.0 <= watermark < 1.0:
         raise ValueError(f"watermark = {watermark}: give a share of the blocks, 0 <= share < 1")
+    if prefix_visible_at not in MOMENTS:
+        raise ValueError(f"prefix_visible_at = {prefix_visible_at!r}: choose one of {MOMENTS}")
+    if prefix_visible_at != "schedule" and not enable_prefix_caching:
+        raise ValueError(
+            f"prefix_visible_at = {prefix_visible_at!r} without enable_prefix_caching: turn it on"
+        )
     knobs = dict(
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
@@ -68,10 +79,11 @@ def vllm(
         scheduler_reserve_full_isl=scheduler_reserve_full_isl,
         watermark=watermark,
     )
+    traits = Traits(shares=enable_prefix_caching, register_at=prefix_visible_at)
     return Policy(
-        knobs=knobs, name="vllm", init=start, decide=_DECIDE[policy], seats="max_num_seqs",
-        budget="max_num_batched_tokens", steady=_STEADY[policy],
-        traits=Traits(shares=enable_prefix_caching, register_at="schedule"),
+        knobs=knobs, name="vllm", init=start, decide=_DECIDE[policy, prefix_visible_at],
+        seats="max_num_seqs", budget="max_num_batched_tokens", steady=_STEADY[policy],
+        traits=traits,
     )
 
 
@@ -107,9 +119,11 @@ def start(knobs: dict, limits: Limits, system: System):
 
 
 def decide(
-    knobs: dict, watermark_blocks, view: View, *, priority: bool, older: bool = False
+    knobs: dict, watermark_blocks, view: View, *, priority: bool, older: bool = False,
+    visible_at: str = "schedule",
 ):
     """One iteration; `older` has the rules of `vllm_0_11` where they differ."""
+    at_once = visible_at == "schedule"
     budget = knobs["max_num_batched_tokens"]
     threshold = knobs["long_prefill_token_threshold"]
     alone = view.num_running + view.num_waiting == 1
@@ -124,11 +138,16 @@ def decide(
     seats = jnp.arange(want.shape[0])
     shares = view.blocks is not None
     pool = sharing.untouched(view.blocks, view.rows.held) if shares else None
+    if pool is not None and visible_at in ("compute", "prefill_done"):
+        done = view.rows.computed
+        if visible_at == "prefill_done":
+            done = jnp.where(done >= view.rows.prompt, done, 0)
+        pool = sharing.enter_computed(pool, view.token_ids, view.running, done, block_size)
     if pool is None and not priority:
         served = victims.last_in_line(view, want, budget)
     else:
         urgency = view.in_run_order(view.rows.priority) if priority else seats
-        served = victims.serve_in_turn(view, want, budget, urgency, pool)
+        served = victims.serve_in_turn(view, want, budget, urgency, pool, at_once)
     preempts = served.preempted > 0
 
     def offer(row, queue: rules.Queue) -> rules.Offer:
@@ -161,6 +180,8 @@ def decide(
         def take(shared: Shared) -> Shared:
             shared = sharing.attach(shared, row, found, hits, block_size)
             shared = sharing.grow(shared, row, new)
+            if not at_once:
+                return shared
             return sharing.enter(shared, view.token_ids, row, start + tokens, block_size)
 
         return rules.Offer(
@@ -220,5 +241,8 @@ def steady(knobs: dict, watermark_blocks, view: View, *, priority: bool, older: 
     )
 
 
-_DECIDE = {name: partial(decide, priority=name == "priority") for name in ORDERS}
+_DECIDE = {
+    (name, moment): partial(decide, priority=name == "priority", visible_at=moment)
+    for name in ORDERS for moment in MOMENTS
+}
 _STEADY = {name: partial(steady, priority=name == "priority") for name in ORDERS}

@@ -98,7 +98,7 @@ def _iteration(policy: Policy, pace: Pace, run: Run, shape: Shape) -> Run:
     run = _take_in(run, plan, state.rows, inbox, clock)
     run = _note_grants(run, plan, state.rows, start, executes)
     if state.token_ids.shape[1]:
-        tokens = stream.answer_token(state.rows.request, state.rows.known - state.rows.prompt)
+        tokens = stream.answer_token(state.rows.request, state.outputs)
     else:
         tokens = jnp.zeros(limits.rows, jnp.int32)
     idle = replace(state, clock=end)

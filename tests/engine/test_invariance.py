@@ -194,3 +194,18 @@ def test_a_corrupted_block_is_noticed(model, requests, alone):
             engine.executor.keys = keys.at[:, block].set(jnp.ones((), keys.dtype))
 
     assert serve_all(engine, requests, after_step=corrupt).tokens != alone
+
+
+def test_a_token_keeps_its_key_when_max_tokens_starts_again(model, requests, alone):
+    """The fault lengthens answers; every token is drawn as in one long answer."""
+    policy = policies.sarathi(chunk_size=32, max_num_seqs=SEATS, faithful=True)
+    served = serve_all(engine_for(model, policy, positions=320), requests)
+    assert served.preemptions > 0
+    longer = [len(ours) > len(theirs) for ours, theirs in zip(served.tokens, alone, strict=True)]
+    sampled = [bool(ask.settings.get("temperature")) for ask in requests]
+    assert any(one and other for one, other in zip(longer, sampled, strict=True))
+    engine = engine_for(model, vllm())
+    for ask, tokens in zip(requests, served.tokens, strict=True):
+        whole = ask.settings | dict(max_tokens=LENGTH)
+        again = engine.generate([ask.prompt], **whole)[0].token_ids
+        assert tokens == again[: len(tokens)]

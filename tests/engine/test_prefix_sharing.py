@@ -73,6 +73,19 @@ def test_tokens_are_those_without_sharing(model, requests, cold, policy, block_s
     assert again.cached > served.cached
 
 
+@pytest.mark.parametrize(
+    "moment",
+    [pytest.param("compute", marks=SLOW), "prefill_done", pytest.param("finish", marks=SLOW)],
+)
+def test_tokens_do_not_depend_on_when_a_prefix_is_visible(model, requests, cold, moment):
+    policy = vllm(
+        enable_prefix_caching=True, prefix_visible_at=moment, scheduler_reserve_full_isl=False
+    )
+    served = serve_all(engine_for(model, policy, positions=112), requests)
+    assert served.tokens == cold
+    assert served.cached > 50 and served.preemptions > 0
+
+
 def test_tokens_survive_preemption_and_eviction(model, requests, cold):
     """FAULTS C7: blocks are evicted and handed out again, and nobody reads what is not theirs."""
     policy = vllm(enable_prefix_caching=True, scheduler_reserve_full_isl=False)
@@ -96,6 +109,13 @@ def test_a_radix_tree_gives_the_same_tokens(model, requests, cold, late, order, 
     served = serve_all(engine_for(model, policy, positions), requests)
     assert served.tokens == cold
     assert served.cached > 200
+
+
+def test_prompts_that_ended_give_the_same_tokens(model, requests, cold):
+    policy = policies.tgi(max_batch_size=SEATS, max_batch_prefill_tokens=64, prefix_caching=True)
+    served = serve_all(engine_for(model, policy, positions=256), requests)
+    assert served.tokens == cold
+    assert served.cached > 50
 
 
 def test_cached_tokens_reach_the_results(model):

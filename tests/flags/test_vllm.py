@@ -120,7 +120,7 @@ def test_what_is_not_said_is_noted():
 @pytest.mark.parametrize("line", [
     "--speculative-config '{\"num_speculative_tokens\": 3}'", "--pipeline-parallel-size 2", "-dp 4",
     "--async-scheduling", "--scheduler-cls my.Scheduler", "--max-num-partial-prefills 2",
-    "--enable-lora", "--config flags.yaml", "--kv-transfer-config {}", "--task embed",
+    "--enable-lora", "--kv-transfer-config {}", "--task embed",
 ])
 def test_what_scheduling_depends_on_and_is_not_modelled_is_refused(line):
     flag = line.split()[0]

@@ -19,6 +19,7 @@ from tests.policies.oracles import (
     sglang_texts,
     tensorrt_llm,
     tgi,
+    tgi_cache,
     transformers,
     triton,
     vllm_v0,
@@ -40,7 +41,7 @@ ORACLES = {
     "vllm_v0": vllm_v0.VllmV0,
     "triton": triton.Triton,
     "transformers": partial(transformers.Transformers, seats=LIMITS.seats),
-    "tgi": tgi.Tgi,
+    "tgi": tgi_cache.oracle,
     "llama_cpp": llama_cpp.LlamaCpp, "ollama": llama_cpp.ollama,
 }
 
@@ -249,7 +250,7 @@ CASES = {
     "vllm_v0": vllm_v0.cases(),
     "triton": triton.cases(),
     "transformers": transformers.cases(),
-    "tgi": tgi.cases(),
+    "tgi": tgi.cases(), "tgi_radix": tgi_cache.cases(),
     "llama_cpp": llama_cpp.cases(), "ollama": llama_cpp.ollama_cases(),
     "llama_cpp remembering": llama_cpp.cached_cases(llama_cpp.cases()),
     "ollama remembering": llama_cpp.cached_cases(llama_cpp.ollama_cases()),

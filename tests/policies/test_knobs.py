@@ -61,6 +61,39 @@ def test_priority_changes_a_decision():
     assert fcfs != urgent
 
 
+def test_admission_by_the_first_chunk_can_be_had_with_its_thrashing():
+    """The long prompt fills what it freed and loses it again, while the other one decodes."""
+    workload = Workload((Request(0, 0, 8, 28), Request(1, 1, 32, 2)))
+
+    def lost(whole):
+        knobs = dict(max_num_batched_tokens=9, max_num_seqs=4, scheduler_reserve_full_isl=whole)
+        log = array_log(Case("vllm", knobs, 4, 9, 48, workload))
+        assert {id for entry in log for id in entry.finished} == {0, 1}
+        return sum(len(entry.preempted) for entry in log)
+
+    assert lost(True) == 0 and lost(False) >= 4
+
+
+@pytest.mark.parametrize(
+    ("moment", "found"),
+    [("schedule", (8, 8, 8)), ("compute", (4, 8, 8)), ("prefill_done", (0, 8, 8)),
+     ("finish", (0, 0, 8))],
+)
+def test_a_prefix_is_found_from_its_moment_on(moment, found):
+    """Ten tokens, four in each of iterations 0 to 2; the request ends in iteration 4."""
+    text = tuple(range(10))
+    requests = [Request(0, 0, 1, 20, token_ids=(99,))] + [
+        Request(id, when, 10, 3, token_ids=text) for id, when in enumerate((0, 1, 3, 6), 1)
+    ]
+    knobs = DEFAULTS["vllm"] | dict(
+        enable_prefix_caching=True, prefix_visible_at=moment, long_prefill_token_threshold=4,
+        max_num_seqs=6,
+    )
+    log = array_log(Case("vllm", knobs, 4, 30, 48, Workload(tuple(requests))))
+    hits = {id: tokens for entry in log for id, tokens in entry.cached}
+    assert tuple(hits[id] for id in (2, 3, 4)) == found
+
+
 def test_release_0_11_lets_a_prompt_in_by_its_first_chunk():
     """What it leaves free is too little for the rest, so the last one in makes room (#25538)."""
     workload = Workload((Request(0, 0, 12, 3), Request(1, 0, 30, 3)))

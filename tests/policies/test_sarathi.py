@@ -15,6 +15,7 @@ from cbjax.parity.traces import first_difference, load, replay
 from cbjax.parity.workload import Request, Workload
 from tests.policies.beside import LIMITS, Case, array_log, mismatch, oracle_log
 from tests.policies.oracles.sarathi import SCHEDULERS, OriginalRaises, cases
+from tests.policies.test_oracles import compare, describe
 
 OPEN_FILE = Path(__file__).resolve().parents[3] / "shared" / "golden" / "sarathi_open.jsonl.gz"
 TRACE_A = Workload((Request(0, 0, 6, 3), Request(1, 0, 9, 3)))
@@ -278,11 +279,20 @@ def with_end(case: Case, iteration: int) -> Case:
     return replace(case, workload=replace(case.workload, aborts=aborts))
 
 
-def test_faults_are_those_of_the_original():
+@pytest.mark.parametrize("examples", [60, pytest.param(1000, marks=pytest.mark.slow)])
+def test_array_policy_decides_as_its_oracle(examples, report_line):
+    seen = compare("sarathi", examples)
+    report_line(describe("sarathi", seen))
+    for what in ("refused", "aborted", "stopped", "backlog", "preempted"):
+        assert seen[what] >= examples / 20, what
+
+
+@pytest.mark.parametrize("examples", [60, pytest.param(1000, marks=pytest.mark.slow)])
+def test_faults_are_those_of_the_original(examples):
     """Beside the oracle with its faults, up to where the original dies or is stopped."""
 
     @settings(
-        max_examples=150, deadline=None, derandomize=True, database=None,
+        max_examples=examples, deadline=None, derandomize=True, database=None,
         suppress_health_check=list(HealthCheck),
     )
     @given(case=cases(faithful=True))

@@ -29,6 +29,15 @@ def test_array_policy_decides_as_its_oracle(examples, report_line):
     assert not seen["preempted"]
 
 
+@pytest.mark.parametrize("examples", [60, pytest.param(1000, marks=pytest.mark.slow)])
+def test_with_prefix_caching_too(examples, report_line):
+    seen = compare("tgi_radix", examples)
+    report_line(describe("tgi with prefix caching", seen))
+    assert seen["hits"] >= examples / 3
+    for what in ("refused", "aborted", "stopped"):
+        assert seen[what] >= examples / 20, what
+
+
 def test_a_prefill_interrupts_the_decodes_and_a_decode_follows_it():
     log = serve([(0, 6, 6), (1, 6, 6), (2, 6, 6)], **V2)
     # One waits beside one that runs: enough for a share of 0.3. Request 2 lets a decode pass first.
@@ -57,6 +66,26 @@ def test_chunks_mix_with_decodes_and_own_their_memory_from_the_start():
     assert log[1].free_blocks == log[2].free_blocks == 32 - 3 - 9
 
 
+def with_texts(*requests):
+    """(arrival, text, max_tokens) each, as requests of a workload."""
+    return [(when, len(text), most, 0, 0, tuple(text)) for when, text, most in requests]
+
+
+def test_a_prompt_is_found_once_its_request_has_ended():
+    """FAULTS C5: nothing is found that was not computed, and no output ever is."""
+    text = range(10)
+    asked = with_texts((0, text, 6), (1, text, 6), (9, text, 6), (9, range(8), 2))
+    log = serve(asked, **V3, prefix_caching=True)
+    hits = {id: tokens for entry in log for id, tokens in entry.cached}
+    # The second begins beside the first; later two whole blocks of four are found, but at least
+    # one token is computed.
+    assert hits == {0: 0, 1: 0, 2: 8, 3: 4}
+    late = next(entry for entry in log if 2 in entry.new)
+    assert dict(late.scheduled)[2] == 2 and dict(late.scheduled)[3] == 4
+    # 10 + 6 tokens are 4 blocks, of which 2 are found; 8 + 2 are 3, of which 1 is found.
+    assert late.free_blocks == 32 - 4 - 2
+
+
 BURST = [(0, 5 + id, 6) for id in range(8)]
 
 
@@ -76,11 +105,17 @@ BURST = [(0, 5 + id, 6) for id in range(8)]
         (V3, dict(max_batch_prefill_tokens=48, prefill_chunking=False)),
         (V3, dict(max_batch_size=2)),
         (V3, dict(default_generation_length=4)),
+        (V3, dict(prefix_caching=True)),
+        (V3 | dict(max_batch_prefill_tokens=48, prefill_chunking=False), dict(prefix_caching=True)),
     ],
     ids=lambda knobs: "-".join(knobs),
 )
 def test_every_knob_changes_a_decision(base, changed):
-    before, after = (serve(BURST, 20, **knobs) for knobs in (base, base | changed))
+    alike = with_texts(*((6 * id, range(9 + id), 6) for id in range(4)))
+    if "prefix_caching" in changed:
+        before, after = serve([one[:3] for one in alike], **base), serve(alike, **base, **changed)
+    else:
+        before, after = (serve(BURST, 20, **knobs) for knobs in (base, base | changed))
     assert [entry.scheduled for entry in before] != [entry.scheduled for entry in after]
 
 
@@ -88,6 +123,7 @@ def test_every_knob_changes_a_decision(base, changed):
     ("knobs", "words"),
     [
         (dict(version="v4"), "version = 'v4'"),
+        (dict(version="v2", prefix_caching=True), "prefix_caching = True: v2 has none"),
         (dict(max_batch_size=0), "max_batch_size = 0"),
         (dict(waiting_served_ratio=-1), "waiting_served_ratio = -1"),
         (dict(max_batch_total_tokens=64), "max_batch_total_tokens = 64.*number of KV blocks"),

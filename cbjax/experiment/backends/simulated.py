@@ -94,7 +94,8 @@ def prepare(configs: Sequence[RunConfig], shared: dict[str, Any]) -> int:
 
 def _program(policy: Policy, limits: Limits) -> tuple[str, Limits]:
     """What cells have in common if one program serves them."""
-    return policy.name, replace(limits, **{name: 1 for name in _NUMBERS})
+    ones: dict[str, Any] = dict.fromkeys(_NUMBERS, 1)
+    return policy.name, replace(limits, **ones)
 
 
 def build_cost(config: RunConfig) -> Cost:

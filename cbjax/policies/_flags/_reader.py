@@ -8,6 +8,7 @@ from dataclasses import asdict
 from difflib import get_close_matches
 from typing import Any
 
+from cbjax.policies._flags._config_file import with_file
 from cbjax.policies._flags._server import Server
 from cbjax.policies._flags._table import Flag, Settings, Table, knobs_of, table_of, tables
 from cbjax.policies._flags._values import FlagsError
@@ -41,7 +42,8 @@ def from_flags(command: str | Sequence[str], system: str | None = None) -> Serve
     reading = _Reading(system, table)
     for name, value in variables.items():
         reading.take_variable(name, value)
-    seen, rest = _seen(table, [_spelled(table, word) for word in words])
+    words = with_file(table, [_spelled(table, word) for word in words])
+    seen, rest = _seen(table, words)
     given = {name for _, name, _ in seen}
     for needed, reason in table.needs.items():
         if needed not in given:

@@ -116,6 +116,7 @@ class Table:
         blocks: usable KV blocks of a server on a device.
         given: the same where the line alone says it, else None.
         defaults: the system's defaults of settings.
+        config: the flag that names a YAML file of further flags, if there is one.
         model_first: the model stands without a flag.
         when: environment variables that choose this system among those with the same command.
         policy: the policy's name; by default the file's.
@@ -137,6 +138,7 @@ class Table:
     lists: str = ""
     given: Callable[["Server"], int | None] | None = None
     defaults: Settings = field(default_factory=Settings)
+    config: str = ""
     model_first: bool = False
     when: Mapping[str, str] = field(default_factory=dict)
     policy: str = ""

@@ -32,6 +32,7 @@ def _blocks(server: Server, memory: Memory) -> int:
 TABLE = Table(
     commands=("python -m sglang.launch_server", "sglang serve"),
     defaults=Settings(block_size=1),
+    config="--config",
     flags=(
         Flag("--model-path --model", setting="model"),
         Flag("--dtype", setting="dtype"),
@@ -84,7 +85,6 @@ TABLE = Table(
                 "--min-free-slots-delay", "--prefill-decode-interval-min-bs"),
         *refuse(_UNKNOWN, "--retraction-policy", unless=("length",)),
         *refuse("sliding windows are not modelled", "--hybrid-kvcache-ratio"),
-        *refuse("flags in a file are not read; write them on the line", "--config"),
         *refuse_switch(_UNKNOWN, "--enable-dp-attention", "--enable-hierarchical-cache",
                        "--enable-lmcache", "--disable-priority-preemption", "--enable-pdmux"),
         *refuse_switch("only text generation is modelled", "--is-embedding"),

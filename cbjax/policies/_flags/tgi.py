@@ -73,6 +73,7 @@ TABLE = Table(
     flags=(
         *(replace(flag, env=_variable(flag.names.split()[0])) for flag in _FLAGS),
         Flag(knob="prefill_chunking", env="PREFILL_CHUNKING", read=truth),
+        Flag(knob="prefix_caching", env="PREFIX_CACHING", read=truth),
         Flag(setting="block_size", env="ATTENTION", read=_block_size, write=_attention),
         Flag(env="TGI_WIGGLE_ROOM", refused="only 0.9 is modelled", unless=("0.9", "0.90")),
     ),
@@ -81,6 +82,7 @@ TABLE = Table(
     blocks=_blocks,
     finish=_finish,
     notes={
+        "prefix_caching": "on there where the model can; off here, because it needs token ids",
         "max_batch_prefill_tokens": "measured or computed by the launcher; 4096 here",
         "max_length": "the launcher's choice, by model and memory; here the system's",
     },

@@ -58,7 +58,6 @@ SHARED = (
     *refuse("speculative decoding is not modelled; remove it", "--speculative-config -sc"),
     *refuse("KV that moves between engines is not modelled; remove it", "--kv-transfer-config"),
     *refuse("a scheduler of your own is not modelled; remove it", "--scheduler-cls"),
-    *refuse("flags in a file are not read; write them on the line", "--config"),
     *refuse("only text generation is modelled", "--task", unless=("auto", "generate")),
     *refuse("only text generation is modelled", "--runner", unless=("auto", "generate")),
     *refuse(_UNKNOWN, "--num-lookahead-slots", unless=("0",)),
@@ -97,6 +96,7 @@ LISTS = """
 TABLE = Table(
     commands=SERVE,
     model_first=True,
+    config="--config",
     dashes=True,
     negatable=True,
     defaults=Settings(block_size=16, memory_fraction=0.92),

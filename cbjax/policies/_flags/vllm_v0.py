@@ -32,6 +32,7 @@ TABLE = Table(
     commands=SERVE,
     when={"VLLM_USE_V1": "0"},
     model_first=True,
+    config="--config",
     dashes=True,
     negatable=True,
     defaults=Settings(block_size=16, memory_fraction=0.9, swap_bytes=4 * 2**30),

@@ -99,12 +99,12 @@ class Tgi(Scheduler):
             if len(self.running) + len(new) == self.max_batch_size:
                 limited_by = "seats"
                 break
-            tokens += head.prompt
+            tokens += self.pending(head)
             if self.version == "v2":
                 prompts += self._whole(head.prompt)
                 charged += self._whole(head.prompt) + self._whole(self._new_tokens(head))
             else:
-                prompts += head.prompt
+                prompts += self.pending(head)
             if prompts > self._whole(self.max_batch_prefill_tokens):
                 limited_by = "budget"
                 break
@@ -115,18 +115,17 @@ class Tgi(Scheduler):
             if charged > total and not alone:
                 limited_by = "blocks"
                 break
-            if self._reservation(head) > self.free:
+            if not self.fits(head):
                 limited_by = "blocks"
                 break
             self.take(head, self._reservation(head))
             new.append(head)
         if len(new) < least:
-            for head in new:
-                self.drop(head)
+            self.put_back(new)
             return [], "wait_timer"
         for head in new:
             self.queue.remove(head)
-            self.run(head, head.prompt)
+            self.run(head, head.prompt - head.computed)
         return new, limited_by
 
     # With chunks.
@@ -154,12 +153,12 @@ class Tgi(Scheduler):
                 limited_by = "seats"
             elif budget == 0:
                 limited_by = "budget"
-            elif self._reservation(head) > self.free:
+            elif not self.fits(head):
                 limited_by = "blocks"
             else:
                 self.running.append(self.queue.pop(0))
                 self.take(head, self._reservation(head))
-                tokens = min(head.prompt, budget)
+                tokens = min(head.prompt - head.computed, budget)
                 self.run(head, tokens)
                 budget -= tokens
                 new.append(head)
@@ -169,6 +168,19 @@ class Tgi(Scheduler):
 
     def _whole(self, tokens: int) -> int:
         return self.blocks_of(tokens) * self.block_size
+
+    def pending(self, sequence: Sequence) -> int:
+        """Tokens to compute of one that waits."""
+        return sequence.prompt
+
+    def fits(self, sequence: Sequence) -> bool:
+        """Whether there are blocks for one that waits, to its end."""
+        return self._reservation(sequence) <= self.free
+
+    def put_back(self, sequences: list[Sequence]) -> None:
+        """They were given blocks and do not start after all."""
+        for sequence in sequences:
+            self.drop(sequence)
 
     def _new_tokens(self, sequence: Sequence) -> int:
         if self.default_generation_length:
