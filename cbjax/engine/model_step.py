@@ -10,7 +10,6 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from cbjax.core.batch import pack
@@ -26,8 +25,8 @@ from cbjax.engine.sampling import (
 )
 from cbjax.engine.swap import HostPool
 from cbjax.models import LoadedModel, ModelConfig, Weights, forward
-from pallas_kernels import storage
 from pallas_kernels.kv_write.api import new_kv_cache
+from pallas_kernels.quantised import Cache
 
 _MAX_STOP_IDS = 16
 
@@ -38,7 +37,7 @@ Progress = Callable[[str, int, int], None]  # (label, done, total)
     jax.jit, static_argnames=("config", "rung", "attention"), donate_argnames=("keys", "values")
 )
 def forward_step(
-    weights: Weights, keys: Array, values: Array, state: State, plan: Plan, *,
+    weights: Weights, keys: Cache, values: Cache, state: State, plan: Plan, *,
     config: ModelConfig, rung: Rung, attention: str | None,
 ):
     """Pack the plan into a batch of one rung and run the model on it.
@@ -92,8 +91,8 @@ class ModelExecutor:
 
     model: LoadedModel
     rows: int  # P
-    keys: Array
-    values: Array
+    keys: Cache
+    values: Cache
     attention: str | None
     params: SamplingParams
     samplings: dict[int, Sampling]  # by request
@@ -166,6 +165,7 @@ def model_executor(
 
 def bytes_per_block(config: ModelConfig, block_size: int, dtype: str) -> int:
     """Memory of one KV block in all layers, keys and values."""
-    item = np.dtype(np.float32).itemsize if dtype == "float32" else 2
-    head = storage.storage_head_dim(config.head_dim) * item
-    return 2 * config.num_layers * config.num_kv_heads * block_size * head
+    cache = jax.eval_shape(lambda: new_kv_cache(
+        config.num_layers, 1, config.num_kv_heads, block_size, config.head_dim, dtype
+    ))
+    return sum(part.size * part.dtype.itemsize for part in jax.tree.leaves(cache))
