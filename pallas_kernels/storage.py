@@ -31,7 +31,10 @@ def storage_dtype(dtype: DTypeLike) -> jnp.dtype:
     Raises:
         ValueError: `dtype` is none of those that a cache may have.
     """
-    name = jnp.dtype(dtype).name
+    try:
+        name = jnp.dtype(dtype).name
+    except TypeError:  # a word that is no dtype at all, "fp8" say
+        name = repr(dtype)
     if name not in CACHE_DTYPES:
         raise ValueError(
             f"dtype: {name} is not supported for a KV cache; use one of {CACHE_DTYPES}"
@@ -56,13 +59,13 @@ def storage_head_dim(head_dim: int) -> int:
     return whole_lanes(head_dim) if jax.default_backend() == "tpu" else head_dim
 
 
-def widen(x: Array, keys: Array, name: str) -> Array:
+def widen(x: Array, stored: int, name: str) -> Array:
     """Queries or new rows `[T, ., D]`, with zeros up to the head size of a cache.
 
     Raises:
         ValueError: the cache was not made for heads of D numbers.
     """
-    head_dim, stored = x.shape[-1], keys.shape[-1]
+    head_dim = x.shape[-1]
     if stored not in (head_dim, whole_lanes(head_dim)):
         raise ValueError(
             f"{name}: head size {head_dim} must equal the cache's head size {stored}, or be "

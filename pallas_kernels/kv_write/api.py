@@ -93,7 +93,7 @@ def write_kv(
         ValueError: shapes or dtypes that do not belong together, or an unknown implementation.
     """
     quantised.require_cache(keys, values)
-    k, v = storage.widen(k, keys, "k"), storage.widen(v, keys, "v")
+    k, v = storage.widen(k, keys.shape[4], "k"), storage.widen(v, keys.shape[4], "v")
     expected = (write_blocks.shape[0], keys.shape[2], keys.shape[4])
     for name, array in (("k", k), ("v", v)):
         if array.shape != expected:

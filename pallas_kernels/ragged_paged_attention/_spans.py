@@ -52,15 +52,19 @@ class Spans(NamedTuple):
         parts = block_size // SPAN if block_size % SPAN == 0 else 1
         blocks = max(SPAN // block_size, 1)
         tables = jnp.pad(jnp.maximum(block_tables, 0), ((0, 0), (0, -table_width % blocks)))
-        halves = [quantised.parts(cache) for cache in (keys, values)]
-        numbers = (x.reshape(-1, block_size // parts * head_dim) for x, _ in halves)
-        scales = (
-            None if x is None else x[..., :block_size].reshape(-1, block_size // parts)
-            for _, x in halves
-        )
+
+        def rows(cache: Cache) -> tuple[Array, Array | None]:
+            numbers, scales = quantised.parts(cache)
+            if scales is not None:
+                scales = scales[..., :block_size].reshape(-1, block_size // parts)
+            return numbers.reshape(-1, block_size // parts * head_dim), scales
+
+        (key_rows, key_scales), (value_rows, value_scales) = rows(keys), rows(values)
         return cls(
-            *numbers,
-            *scales,
+            key_rows,
+            value_rows,
+            key_scales,
+            value_scales,
             tables.reshape(num_sequences, -1, blocks),
             jnp.asarray(layer) * num_blocks,
             num_kv_heads,

@@ -83,7 +83,7 @@ def ragged_paged_attention(
         _check.check_values(
             keys.shape[1], keys.shape[3], block_tables, context_lengths, query_starts
         )
-    head_dim, q = q.shape[2], storage.widen(q, keys, "q")
+    head_dim, q = q.shape[2], storage.widen(q, keys.shape[4], "q")
     backend = backends.choose(
         "pallas_kernels.ragged_paged_attention", "ragged_paged_attention", implementation,
         q, keys, block_tables,

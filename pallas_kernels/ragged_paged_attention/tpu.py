@@ -124,10 +124,12 @@ def _kernel(*refs: Any, fixed: _tpu_kernel.Fixed, num_scales: int) -> None:
     tables, contexts, starts, layer, *lists, counts = take(9)
     q, keys, values = take(3)
     scales, (_zeros, out) = take(num_scales), take(2)
-    pages, scale_pages, semaphores, scratch = take(2), take(num_scales), take(2), take(12)
+    key_pages, value_pages = take(2)
+    scale_pages, (page_copies, row_copies), scratch = take(num_scales), take(2), take(12)
     batch = _tpu_kernel.Batch(tables, contexts, starts, layer)
     memory = _tpu_kernel.Memory(
-        q, keys, values, tuple(scales), out, *pages, tuple(scale_pages), *semaphores
+        q, keys, values, tuple(scales), out, key_pages, value_pages, tuple(scale_pages),
+        page_copies, row_copies,
     )
     for kind in range(2):
         own = _tpu_kernel.Scratch(*scratch[6 * kind : 6 * kind + 6])

@@ -60,7 +60,8 @@ class Case:
         if self.dtype in storage.SCALED_DTYPES:
             half = array(half.shape, storage.storage_dtype(self.dtype).name)
             places = storage.whole_lanes(self.block_size) if wide else self.block_size
-            half = Quantised(half, array((*half.shape[:3], places), "float32"))
+            scales: Any = array((*half.shape[:3], places), "float32")
+            half = Quantised(half, scales)
         cache = (half, half)
         if self.kernel == "kv_write":
             new = (array((count, heads.num_kv_heads, heads.head_dim), self.query_dtype),) * 2

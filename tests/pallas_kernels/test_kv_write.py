@@ -164,6 +164,7 @@ def test_wrong_arguments_are_named(change, message):
     "change, message",
     [
         ({"dtype": "float16"}, "dtype: float16 is not supported"),
+        ({"dtype": "fp8"}, "dtype: 'fp8' is not supported .* 'float8_e4m3fn'"),
         ({"num_blocks": 0}, "num_blocks: 0"),
     ],
 )
