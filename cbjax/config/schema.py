@@ -20,10 +20,12 @@ class KvConfig:
     `num_blocks` blocks; or room for `positions` token positions, whatever the block size; or
     `memory_fraction` of the free memory, which the engine measures, or of an accelerator's, which
     the weights take their part of first. `swap_blocks` more lie on the host, for policies that move
-    a victim's KV there instead of computing it again.
+    a victim's KV there instead of computing it again. `dtype` null is that of the model; "int8" and
+    "float8_e4m3fn" have a scale per token and head.
     """
 
     block_size: int = 16
+    dtype: str | None = None
     num_blocks: int | None = None
     positions: int | None = None
     memory_fraction: float | None = None
@@ -33,6 +35,10 @@ class KvConfig:
         for name, least in (("block_size", 1), ("num_blocks", 1), ("positions", self.block_size)):
             require_at_least(f"kv.{name}", getattr(self, name), least)
         require_at_least("kv.swap_blocks", self.swap_blocks, 0)
+        if self.dtype is not None:
+            require_one_of(
+                "kv.dtype", self.dtype, ["float32", "bfloat16", "int8", "float8_e4m3fn"]
+            )
         share = self.memory_fraction
         if share is not None and not 0 < share < 1:
             raise impossible("kv.memory_fraction", share, "give a share of free memory, 0 < x < 1")

@@ -14,16 +14,17 @@ from cbjax.core.blocks import NO_BLOCK
 from cbjax.core.plan import Plan
 from cbjax.core.state import State
 from pallas_kernels.block_copy.api import copy_blocks
+from pallas_kernels.quantised import Cache
 
 
 @partial(jax.jit, donate_argnames=("keys", "values"))
-def _copy(keys: Array, values: Array, pairs: Int[Array, "2 M"]) -> tuple[Array, Array]:
+def _copy(keys: Cache, values: Cache, pairs: Int[Array, "2 M"]) -> tuple[Cache, Cache]:
     return copy_blocks(keys, values, pairs[0], pairs[1])
 
 
 def copy_taken(
-    keys: Array, values: Array, state: State, plan: Plan, block_size: int
-) -> tuple[Array, Array]:
+    keys: Cache, values: Cache, state: State, plan: Plan, block_size: int
+) -> tuple[Cache, Cache]:
     """Carry out what a plan takes over; returns the cache, which is consumed.
 
     Args:
@@ -48,7 +49,7 @@ def copy_taken(
     return keys, values
 
 
-def warm_up(keys: Array, values: Array, width: int) -> tuple[Array, Array]:
+def warm_up(keys: Cache, values: Cache, width: int) -> tuple[Cache, Cache]:
     """Compile for tables of `width`, copying nothing."""
     return _copy(keys, values, _padded([], width))
 

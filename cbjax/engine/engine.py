@@ -80,7 +80,8 @@ class Engine:
             swap_blocks: KV blocks on the host for what a policy swaps out; used by those that swap.
             block_size: token positions per KV block.
             max_length: most tokens of a sequence; by default the model's, where the pool holds it.
-            dtype: of the KV cache, "float32" or "bfloat16".
+            dtype: of the KV cache: "float32", "bfloat16", "int8" or "float8_e4m3fn"; those of one
+                byte have a scale per token and head.
             kv_memory_fraction: share of the free memory, where `num_blocks` is not given.
             iteration_tokens: most tokens of an iteration, padding included; by default the policy's
                 budget, or `max_length`.
@@ -139,15 +140,18 @@ class Engine:
         self._since_start = CompileCount()
 
     @classmethod
-    def from_pretrained(cls, source: str, *, dtype: str = "float32", **options) -> "Engine":
+    def from_pretrained(
+        cls, source: str, *, dtype: str = "float32", kv_dtype: str | None = None, **options
+    ) -> "Engine":
         """Load a model and build an engine for it.
 
         Args:
             source: "smollm2", "tiny", a folder, a .gguf file or "hf:<repository>".
-            dtype: of weights and KV cache.
+            dtype: of the weights, "float32" or "bfloat16".
+            kv_dtype: of the KV cache, as `dtype` of `Engine`; None: as the weights.
             options: as for `Engine`.
         """
-        return cls(load_model(source, dtype), dtype=dtype, **options)
+        return cls(load_model(source, dtype), dtype=kv_dtype or dtype, **options)
 
     def compile(self, progress: Progress | None = None) -> CompileCount:
         """Compile every program and run each once; later compilations are counted as faults.

@@ -26,6 +26,7 @@ from cbjax.core.state import State
 from cbjax.engine.sampling import SamplingParams
 from cbjax.engine.step_programs import forward_step, sample_step
 from cbjax.models import ModelConfig, Weights
+from pallas_kernels.quantised import Cache
 
 
 @jax.tree_util.register_dataclass
@@ -73,10 +74,10 @@ class Shape:
     jax.jit, static_argnames=("shape",), donate_argnames=("keys", "values", "state")
 )
 def megastep(
-    policy: Policy, weights: Weights, keys: Array, values: Array, state: State, plan: Plan,
+    policy: Policy, weights: Weights, keys: Cache, values: Cache, state: State, plan: Plan,
     params: SamplingParams, inbox: Inbox, limit: Int[Array, ""], ends_leave: Bool[Array, ""], *,
     shape: Shape,
-) -> tuple[State, Array, Array, Dispatch]:
+) -> tuple[State, Cache, Cache, Dispatch]:
     """Compute the plan, then go on deciding and computing while the batch stays on its rung.
 
     Args:

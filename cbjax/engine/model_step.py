@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array
 
 from cbjax.core.inbox import Inbox, empty_inbox
 from cbjax.core.ladder import Ladder, Rung
@@ -21,8 +20,8 @@ from cbjax.engine.sampling import Sampling, SamplingParams, stack_sampling
 from cbjax.engine.step_programs import forward_step, sample_step
 from cbjax.engine.swap import HostPool
 from cbjax.models import LoadedModel, ModelConfig
-from pallas_kernels import storage
 from pallas_kernels.kv_write.api import new_kv_cache
+from pallas_kernels.quantised import Cache
 
 _MAX_STOP_IDS = 16
 
@@ -35,8 +34,8 @@ class ModelExecutor:
 
     model: LoadedModel
     rows: int  # P
-    keys: Array
-    values: Array
+    keys: Cache
+    values: Cache
     attention: str | None
     params: SamplingParams
     samplings: dict[int, Sampling]  # by request
@@ -179,6 +178,7 @@ def _decodes(rung: Rung) -> bool:
 
 def bytes_per_block(config: ModelConfig, block_size: int, dtype: str) -> int:
     """Memory of one KV block in all layers, keys and values."""
-    item = np.dtype(np.float32).itemsize if dtype == "float32" else 2
-    head = storage.storage_head_dim(config.head_dim) * item
-    return 2 * config.num_layers * config.num_kv_heads * block_size * head
+    cache = jax.eval_shape(lambda: new_kv_cache(
+        config.num_layers, 1, config.num_kv_heads, block_size, config.head_dim, dtype
+    ))
+    return sum(part.size * part.dtype.itemsize for part in jax.tree.leaves(cache))

@@ -16,13 +16,14 @@ from cbjax.core.plan import Plan
 from cbjax.core.state import State
 from cbjax.engine.sampling import SamplingParams, ends_here, sample
 from cbjax.models import ModelConfig, Weights, forward
+from pallas_kernels.quantised import Cache
 
 
 @partial(
     jax.jit, static_argnames=("config", "rung", "attention"), donate_argnames=("keys", "values")
 )
 def forward_step(
-    weights: Weights, keys: Array, values: Array, state: State, plan: Plan, *,
+    weights: Weights, keys: Cache, values: Cache, state: State, plan: Plan, *,
     config: ModelConfig, rung: Rung, attention: str | None,
 ):
     """Pack the plan into a batch of one rung and run the model on it.

@@ -6,6 +6,7 @@ request at a time, padded to its block table so that one program serves every le
 
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,16 +17,17 @@ from cbjax.core.blocks import NO_BLOCK
 from cbjax.core.plan import Plan
 from cbjax.core.state import State
 from pallas_kernels.block_copy.api import copy_blocks
+from pallas_kernels.quantised import Cache
 
 
 @jax.jit
-def _read(keys: Array, values: Array, table: Int[Array, "M"]) -> tuple[Array, Array]:
+def _read(keys: Cache, values: Cache, table: Int[Array, "M"]) -> tuple[Cache, Cache]:
     """The blocks of one table, `[L, M, K, B, D]`; what padding names is not looked at."""
-    return keys[:, table], values[:, table]
+    return jax.tree.map(lambda x: x[:, table], (keys, values))
 
 
 @partial(jax.jit, donate_argnames=("keys", "values"))
-def _write(keys: Array, values: Array, table: Int[Array, "M"], held_keys, held_values):
+def _write(keys: Cache, values: Cache, table: Int[Array, "M"], held_keys, held_values):
     """Put those blocks where a table says; padding goes nowhere."""
     return copy_blocks(
         keys, values, jnp.arange(table.shape[0]), table, source=(held_keys, held_values)
@@ -36,9 +38,9 @@ def _write(keys: Array, values: Array, table: Int[Array, "M"], held_keys, held_v
 class HostPool:
     """The KV of swapped-out requests: keys and values of their blocks, by request."""
 
-    held: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    held: dict[int, tuple[Any, Any]] = field(default_factory=dict)
 
-    def move(self, keys: Array, values: Array, state: State, plan: Plan) -> tuple[Array, Array]:
+    def move(self, keys: Cache, values: Cache, state: State, plan: Plan) -> tuple[Cache, Cache]:
         """Carry out what a plan swaps; returns the cache, which is consumed.
 
         Args:
@@ -52,17 +54,23 @@ class HostPool:
             table = _padded(tables[row], count, 0)
             read = jax.device_get(_read(keys, values, table))
             # A copy of the part in use: the rest need not be kept.
-            self.held[int(plan.requests[row])] = tuple(part[:, :count].copy() for part in read)
+            self.held[int(plan.requests[row])] = jax.tree.map(
+                lambda part, count=count: part[:, :count].copy(), read
+            )
         for row in np.flatnonzero(plan.swapped_in):
             held = self.held.pop(int(plan.requests[row]))
             count = held[0].shape[1]
             table = _padded(tables[row], count, NO_BLOCK)
-            room = [(0, 0), (0, table.shape[0] - count), *[(0, 0)] * 3]
-            keys, values = _write(keys, values, table, *(np.pad(part, room) for part in held))
+            missing = table.shape[0] - count
+            keys, values = _write(keys, values, table, *jax.tree.map(
+                lambda part, missing=missing: np.pad(
+                    part, [(0, missing if axis == 1 else 0) for axis in range(part.ndim)]
+                ), held,
+            ))
         self._forget_the_gone(state)
         return keys, values
 
-    def warm_up(self, keys: Array, values: Array, width: int) -> tuple[Array, Array]:
+    def warm_up(self, keys: Cache, values: Cache, width: int) -> tuple[Cache, Cache]:
         """Compile both ways for tables of `width`, moving nothing."""
         nowhere = np.full(width, NO_BLOCK, np.int32)
         return _write(keys, values, nowhere, *_read(keys, values, np.zeros(width, np.int32)))

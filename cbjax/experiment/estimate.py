@@ -147,4 +147,4 @@ def _costs(config: RunConfig) -> StepCosts | None:
         shape = hardware.models.load(source)
     else:
         return None
-    return step_costs(shape, dtype=config.model.dtype)
+    return step_costs(shape, dtype=config.model.dtype, kv_dtype=config.kv.dtype)

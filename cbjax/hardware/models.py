@@ -5,7 +5,7 @@ from typing import Any
 
 from cbjax.hardware.tables import entry, require, table
 
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float8": 1, "int8": 1}
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float8": 1, "float8_e4m3fn": 1, "int8": 1}
 
 
 @dataclass(frozen=True)

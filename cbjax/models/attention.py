@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Shaped
 from cbjax.core.batch import IterationBatch
 from pallas_kernels.backends import names
 from pallas_kernels.kv_write.api import write_kv
+from pallas_kernels.quantised import Cache, Quantised
 from pallas_kernels.ragged_paged_attention.api import ragged_paged_attention
 
 
@@ -19,12 +20,12 @@ def paged_attention(
     q: Float[Array, "T H D"],
     k: Float[Array, "T K D"],
     v: Float[Array, "T K D"],
-    keys: Shaped[Array, "L N K B D"],
-    values: Shaped[Array, "L N K B D"],
+    keys: Shaped[Array, "L N K B D"] | Quantised,
+    values: Shaped[Array, "L N K B D"] | Quantised,
     layer: ArrayLike,
     batch: IterationBatch,
     implementation: str | None = None,
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, Cache, Cache]:
     """Write the batch's keys and values to the cache, then attend over each sequence's blocks.
 
     Args:

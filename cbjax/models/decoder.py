@@ -21,6 +21,7 @@ from cbjax.models.attention import causal_attention, paged_attention
 from cbjax.models.config import ModelConfig
 from cbjax.models.layers import Layer, product, rms_norm, rotation
 from cbjax.models.layout import OneOf
+from pallas_kernels.quantised import Cache, Quantised
 
 Weights = dict[str, Any]
 
@@ -51,12 +52,12 @@ class Decoder(nnx.Module):
 def forward(
     weights: Weights,
     config: ModelConfig,
-    keys: Shaped[Array, "L N K B D"],
-    values: Shaped[Array, "L N K B D"],
+    keys: Shaped[Array, "L N K B D"] | Quantised,
+    values: Shaped[Array, "L N K B D"] | Quantised,
     batch: IterationBatch,
     *,
     attention: str | None = None,
-) -> tuple[Float[Array, "S V"], Array, Array]:
+) -> tuple[Float[Array, "S V"], Cache, Cache]:
     """One iteration of the model: write the batch's KV, and score each sequence's next token.
 
     Args:
@@ -71,7 +72,7 @@ def forward(
         the cache.
     """
 
-    def mixer(layer: Array, cache: tuple[Array, Array]) -> Callable:
+    def mixer(layer: Array, cache: tuple[Cache, Cache]) -> Callable:
         def mix(q: Array, k: Array, v: Array) -> tuple[Array, object]:
             mixed, *written = paged_attention(q, k, v, *cache, layer, batch, attention)
             return mixed, tuple(written)

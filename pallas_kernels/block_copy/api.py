@@ -3,18 +3,19 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Shaped
 
-from pallas_kernels import backends, storage
+from pallas_kernels import backends, quantised
+from pallas_kernels.quantised import Cache, Quantised
 
 
 def copy_blocks(
-    keys: Shaped[Array, "L N K B D"],
-    values: Shaped[Array, "L N K B D"],
+    keys: Shaped[Array, "L N K B D"] | Quantised,
+    values: Shaped[Array, "L N K B D"] | Quantised,
     source_blocks: Int[Array, "P"],
     target_blocks: Int[Array, "P"],
     *,
-    source: tuple[Shaped[Array, "L N' K B D"], Shaped[Array, "L N' K B D"]] | None = None,
+    source: tuple[Cache, Cache] | None = None,
     implementation: str | None = None,
-) -> tuple[Array, Array]:
+) -> tuple[Cache, Cache]:
     """Put block `source_blocks[p]` of `source` in the place of block `target_blocks[p]`.
 
         keys[:, target_blocks[p]] = source_keys[:, source_blocks[p]]      for each pair p
@@ -25,8 +26,8 @@ def copy_blocks(
     Args:
         keys, values: `[L, N, K, B, D]`, from `new_kv_cache`; consumed if the caller donates them.
         source_blocks, target_blocks: `[P]`.
-        source: keys and values of another pool to copy from (a swap); None copies within the one
-            given (copy-on-write).
+        source: keys and values `[L, N', K, B, D]` of another pool to copy from (a swap); None
+            copies within the one given (copy-on-write).
         implementation: name of a back end, or None for the best on this platform.
 
     Returns:
@@ -35,7 +36,7 @@ def copy_blocks(
     Raises:
         ValueError: shapes or dtypes that do not belong together, or an unknown implementation.
     """
-    storage.require_cache(keys, values)
+    quantised.require_cache(keys, values)
     for array in source or ():
         same = array.shape[:1] + array.shape[2:] == keys.shape[:1] + keys.shape[2:]
         if not same or array.dtype != keys.dtype:
@@ -50,7 +51,19 @@ def copy_blocks(
             f"{list(target_blocks.shape)} must be one [P]"
         )
     backend = backends.choose("pallas_kernels.block_copy", "copy_blocks", implementation, keys)
-    return backend(keys, values, source_blocks, target_blocks, source)
+    caches = [quantised.parts(x) for x in (keys, values, *(source or ()))]
+
+    def copied(halves: list[Array]) -> tuple[Array, Array]:
+        return backend(*halves[:2], source_blocks, target_blocks, tuple(halves[2:]) or None)
+
+    numbers = copied([numbers for numbers, _ in caches])
+    scales = [scales[:, :, None] for _, scales in caches if scales is not None]
+    if not scales:
+        return numbers
+    new_keys, new_values = (
+        Quantised(n, s[:, :, 0]) for n, s in zip(numbers, copied(scales), strict=True)
+    )
+    return new_keys, new_values
 
 
 def live_pairs(

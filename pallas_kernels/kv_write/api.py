@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Int, Shaped
 
-from pallas_kernels import backends, storage
+from pallas_kernels import backends, quantised, storage
+from pallas_kernels.quantised import Cache, Quantised
 
 
 def new_kv_cache(
@@ -19,10 +20,11 @@ def new_kv_cache(
     block_size: int,
     head_dim: int,
     dtype: DTypeLike,
-) -> tuple[Array, Array]:
+) -> tuple[Cache, Cache]:
     """An empty cache: keys and values, `[L, N, K, B, D]` each, zero, two separate buffers.
 
-    On a TPU, D is `head_dim` rounded up to a multiple of 128.
+    On a TPU, D is `head_dim` rounded up to a multiple of 128. With a dtype of one byte, each is a
+    pair of such numbers and their scales, which all kernels take in place of an array.
 
     Args:
         num_layers: L.
@@ -30,8 +32,8 @@ def new_kv_cache(
         num_kv_heads: K.
         block_size: B, token positions per block.
         head_dim: D.
-        dtype: float32 or bfloat16 (kept as uint16 bits where jax is slow with bfloat16; the
-            kernels read both alike).
+        dtype: float32, bfloat16, int8 or float8_e4m3fn (kept as their bits where jax is slow with
+            them; the kernels read both alike).
 
     Raises:
         ValueError: a size below 1, or an unsupported dtype.
@@ -48,12 +50,20 @@ def new_kv_cache(
             raise ValueError(f"{name}: {size} is too small; it must be at least 1")
     shape = (*list(sizes.values())[:-1], storage.storage_head_dim(head_dim))
     dtype = storage.storage_dtype(dtype)
-    return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
+
+    def half() -> Cache:
+        numbers = jnp.zeros(shape, dtype)
+        if storage.number_name(dtype) not in storage.SCALED_DTYPES:
+            return numbers
+        places = storage.storage_head_dim(block_size)  # whole lanes, as heads are
+        return Quantised(numbers, jnp.zeros((*shape[:3], places), jnp.float32))
+
+    return half(), half()
 
 
 def write_kv(
-    keys: Shaped[Array, "L N K B D"],
-    values: Shaped[Array, "L N K B D"],
+    keys: Shaped[Array, "L N K B D"] | Quantised,
+    values: Shaped[Array, "L N K B D"] | Quantised,
     k: Shaped[Array, "T K D"],
     v: Shaped[Array, "T K D"],
     layer: ArrayLike,
@@ -61,7 +71,7 @@ def write_kv(
     write_offsets: Int[Array, "T"],
     *,
     implementation: str | None = None,
-) -> tuple[Array, Array]:
+) -> tuple[Cache, Cache]:
     """Put token t's keys and values at `[layer, write_blocks[t], :, write_offsets[t]]`.
 
     A token whose block is outside `0..N-1` (padding) or whose offset is outside `0..B-1` writes
@@ -69,7 +79,8 @@ def write_kv(
 
     Args:
         keys, values: `[L, N, K, B, D]`, from `new_kv_cache`; consumed if the caller donates them.
-        k, v: `[T, K, D]`, converted to the dtype of the cache.
+        k, v: `[T, K, D]`, converted to the dtype of the cache; where that has scales, each row
+            gets its own.
         layer: which layer, a Python or traced integer.
         write_blocks: `[T]` physical KV block of each token.
         write_offsets: `[T]` position inside the block.
@@ -81,8 +92,8 @@ def write_kv(
     Raises:
         ValueError: shapes or dtypes that do not belong together, or an unknown implementation.
     """
-    storage.require_cache(keys, values)
-    k, v = storage.widen(k, keys, "k"), storage.widen(v, keys, "v")
+    quantised.require_cache(keys, values)
+    k, v = storage.widen(k, keys.shape[4], "k"), storage.widen(v, keys.shape[4], "v")
     expected = (write_blocks.shape[0], keys.shape[2], keys.shape[4])
     for name, array in (("k", k), ("v", v)):
         if array.shape != expected:
@@ -96,4 +107,12 @@ def write_kv(
             f"{list(write_blocks.shape)} as write_blocks"
         )
     backend = backends.choose("pallas_kernels.kv_write", "write_kv", implementation, keys, k)
-    return backend(keys, values, k, v, layer, write_blocks, write_offsets)
+    place = layer, write_blocks, write_offsets
+    if not (isinstance(keys, Quantised) and isinstance(values, Quantised)):
+        return backend(keys, values, k, v, *place)
+    (k, k_scales), (v, v_scales) = (quantised.quantise(x, keys.dtype) for x in (k, v))
+    numbers = backend(keys.numbers, values.numbers, k, v, *place)
+    return (
+        Quantised(numbers[0], quantised.write_scales(keys.scales, k_scales, *place)),
+        Quantised(numbers[1], quantised.write_scales(values.scales, v_scales, *place)),
+    )

@@ -39,7 +39,7 @@ def write_kv(
     runs = _runs.runs(write_blocks, write_offsets, num_blocks, block_size, rows)
     scalars = [jnp.reshape(layer, 1), write_blocks, write_offsets, *runs[:2], runs.live[None]]
     scalars = [x.astype(jnp.int32) for x in scalars]
-    new = [x.astype(keys.dtype) for x in (k, v)]
+    new = [storage.as_numbers(storage.to_storage(x, stored)) for x in (k, v)]
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     tiles = pltpu.VMEM((BUFFERS, num_kv_heads, rows, head_dim), keys.dtype)
     news = pltpu.VMEM((BUFFERS, rows, num_kv_heads, head_dim), keys.dtype)

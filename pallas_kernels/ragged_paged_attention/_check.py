@@ -5,25 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from pallas_kernels import storage
+from pallas_kernels import quantised
+from pallas_kernels.quantised import Cache
 
 QUERY_DTYPES = ("float32", "bfloat16")
 
 
-def check_arrays(q: Array, keys: Array, values: Array) -> None:
+def check_arrays(q: Array, keys: Cache, values: Cache) -> None:
     if q.ndim != 3 or q.dtype.name not in QUERY_DTYPES:
         raise ValueError(
             f"q: {q.dtype}{list(q.shape)} is not supported; pass [T, H, D] of {QUERY_DTYPES}"
         )
-    if keys.ndim != 5 or values.shape != keys.shape or values.dtype != keys.dtype:
-        raise ValueError(
-            f"keys, values: {keys.dtype}{list(keys.shape)} and {values.dtype}{list(values.shape)} "
-            "must be one [L, N, K, B, D] shape and dtype, as made by new_kv_cache"
-        )
-    if keys.dtype.name not in storage.STORED_DTYPES:
-        raise ValueError(
-            f"keys: dtype {keys.dtype} is not supported; use one of {storage.STORED_DTYPES}"
-        )
+    quantised.require_cache(keys, values)
     if q.shape[1] % keys.shape[2]:
         raise ValueError(
             f"q: {q.shape[1]} query heads are not a multiple of the cache's {keys.shape[2]} "
@@ -31,12 +24,14 @@ def check_arrays(q: Array, keys: Array, values: Array) -> None:
         )
 
 
-def check_numbers(scale: float, window: int | None, soft_cap: float | None) -> None:
+def check_numbers(scale: float, causal: bool, window: int | None, soft_cap: float | None) -> None:
     """Settings that become part of the compiled program."""
     if not isinstance(scale, int | float):
         raise ValueError(
             f"scale: {scale} is not supported; give a Python number (under jax.jit, mark it static)"
         )
+    if not isinstance(causal, bool):
+        raise ValueError(f"causal: {causal!r} is not supported; give True or False, static in jit")
     for name, number in (("window", window), ("soft_cap", soft_cap)):
         if number is not None and not number > 0:
             raise ValueError(f"{name}: {number} is not supported; give a positive number or None")

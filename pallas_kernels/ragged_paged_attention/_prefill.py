@@ -1,7 +1,8 @@
 """Sequences with several queries: tiles of consecutive queries against the spans they may see.
 
 A tile holds queries of one sequence, so its products are matrix products of a useful size, and it
-stops at the span of its own last position: the causal half of a long prompt is never computed.
+stops at the span of the last position that it sees: of a long prompt, the half that is hidden by
+causality is never computed.
 """
 
 import jax
@@ -19,6 +20,7 @@ def attend(
     context_lengths: Array,
     query_starts: Array,
     query_lengths: Array,
+    causal: bool,
 ) -> Array:
     """Attention of the sequences with two queries or more, `[T, K, G, D]` in and out.
 
@@ -38,7 +40,8 @@ def attend(
         start = query_starts[owner] + done
         live = jnp.minimum(query_lengths[owner] - done, size)
         first = context_lengths[owner] - query_lengths[owner] + done
-        last = first + live - 1
+        last = first + live - 1  # of its queries
+        end = last + 1 if causal else context_lengths[owner]
         tile = jax.lax.dynamic_slice_in_dim(queries, start, size)
         tile = jnp.moveaxis(tile, 0, 1).reshape(num_kv_heads, rows, head_dim)
         position = jnp.minimum(first + jnp.arange(rows) // group_size, last)
@@ -46,10 +49,10 @@ def attend(
 
         def one_span(j: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             top, total, acc = carry
-            keys, values = spans.gather(owner, j, last + 1 - j * span, begin - j * span)
+            keys, values = spans.gather(owner, j, end - j * span, begin - j * span)
             scores = spans.scores(jnp.einsum("krd,kpd->krp", tile, keys))
             place = j * span + jnp.arange(span)
-            visible = place <= position[:, None]
+            visible = place <= (position[:, None] if causal else end - 1)
             if spans.window is not None:
                 visible &= place >= spans.begin(position)[:, None]
             weights, span_top = weigh(scores, visible)
@@ -61,7 +64,7 @@ def attend(
 
         shape = (num_kv_heads, rows)
         carry = (jnp.full(shape, LOWEST), jnp.zeros(shape), jnp.zeros((*shape, head_dim)))
-        _, total, acc = jax.lax.fori_loop(begin // span, last // span + 1, one_span, carry)
+        _, total, acc = jax.lax.fori_loop(begin // span, (end - 1) // span + 1, one_span, carry)
         result = normalise(acc, total).reshape(num_kv_heads, size, group_size, head_dim)
         present = jax.lax.dynamic_slice_in_dim(out, start, size)
         written = (jnp.arange(size) < live)[:, None, None, None]

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from pallas_kernels import storage
+from pallas_kernels import quantised, storage
+from pallas_kernels.quantised import Cache
 
 SPAN = 64
 LOWEST = -1e30  # a score that weighs nothing; finite, so that differences of it are numbers
@@ -29,6 +30,8 @@ class Spans(NamedTuple):
 
     keys: Array  # [L*N*K*parts, B/parts * D]
     values: Array  # [L*N*K*parts, B/parts * D]
+    key_scales: Array | None  # [L*N*K*parts, B/parts]
+    value_scales: Array | None
     tables: Array  # [S, ceil(M/g), g] the g blocks of each span
     first_block: Array  # scalar, layer * N
     num_kv_heads: int
@@ -40,7 +43,7 @@ class Spans(NamedTuple):
 
     @classmethod
     def of(
-        cls, keys: Array, values: Array, layer: ArrayLike, block_tables: Array,
+        cls, keys: Cache, values: Cache, layer: ArrayLike, block_tables: Array,
         window: int | None, soft_cap: float | None,
     ) -> "Spans":
         """View `[L, N, K, B, D]` caches and `[S, M]` tables as spans, copying nothing large."""
@@ -49,9 +52,19 @@ class Spans(NamedTuple):
         parts = block_size // SPAN if block_size % SPAN == 0 else 1
         blocks = max(SPAN // block_size, 1)
         tables = jnp.pad(jnp.maximum(block_tables, 0), ((0, 0), (0, -table_width % blocks)))
+
+        def rows(cache: Cache) -> tuple[Array, Array | None]:
+            numbers, scales = quantised.parts(cache)
+            if scales is not None:
+                scales = scales[..., :block_size].reshape(-1, block_size // parts)
+            return numbers.reshape(-1, block_size // parts * head_dim), scales
+
+        (key_rows, key_scales), (value_rows, value_scales) = rows(keys), rows(values)
         return cls(
-            keys.reshape(-1, block_size // parts * head_dim),
-            values.reshape(-1, block_size // parts * head_dim),
+            key_rows,
+            value_rows,
+            key_scales,
+            value_scales,
             tables.reshape(num_sequences, -1, blocks),
             jnp.asarray(layer) * num_blocks,
             num_kv_heads,
@@ -103,23 +116,31 @@ class Spans(NamedTuple):
         rows = rows * self.parts + (index % self.parts)[..., None, None]
         # Masked while still in rows: a long innermost loop is what XLA vectorises best.
         width = self.block_size // self.parts
-        live_rows = live[..., None] - jnp.arange(blocks.shape[-1]) * width
-        present = (
-            jnp.arange(width * self.head_dim) < (live_rows * self.head_dim)[..., None, :, None]
-        )
+        before = jnp.arange(blocks.shape[-1]) * width
+        live_rows, dead_rows = live[..., None] - before, dead[..., None] - before
 
-        keys = self.keys.at[rows].get(mode="promise_in_bounds")
-        values = self.values.at[rows].get(mode="promise_in_bounds")
-        if self.window is not None:
-            dead_rows = dead[..., None] - jnp.arange(blocks.shape[-1]) * width
-            present &= (
-                jnp.arange(width * self.head_dim) >= (dead_rows * self.head_dim)[..., None, :, None]
-            )
-        values = jnp.where(present, values, 0)
-        shape = (*rows.shape[:-2], self.num_kv_heads, self.length, self.head_dim)
+        def read(cache: Array, numbers: int, masked: bool) -> Array:
+            """Rows with `numbers` per position, 0 at places that nobody sees."""
+            found = cache.at[rows].get(mode="promise_in_bounds")
+            if not masked:
+                return found
+            place = jnp.arange(width * numbers)
+            present = place < (live_rows * numbers)[..., None, :, None]
+            if self.window is not None:
+                present &= place >= (dead_rows * numbers)[..., None, :, None]
+            return jnp.where(present, found, 0)
+
+        def numbers(cache: Array, scales: Array | None, masked: bool) -> Array:
+            shape = (*rows.shape[:-2], self.num_kv_heads, self.length)
+            found = storage.from_storage(read(cache, self.head_dim, masked))
+            found = found.reshape(*shape, self.head_dim)
+            return found if scales is None else found * read(scales, 1, masked).reshape(shape)[
+                ..., None
+            ]
+
         return (
-            storage.from_storage(keys).reshape(shape),
-            storage.from_storage(values).reshape(shape),
+            numbers(self.keys, self.key_scales, False),
+            numbers(self.values, self.value_scales, True),
         )
 
 

@@ -14,6 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels import storage
 from pallas_kernels.ragged_paged_attention import _products, _softmax
 from pallas_kernels.ragged_paged_attention._spans import LOWEST
 
@@ -24,6 +25,7 @@ class Fixed:
 
     pages: int  # per step
     scale: float
+    causal: bool
     window: int | None
     soft_cap: float | None
 
@@ -38,14 +40,19 @@ class Batch(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Arrays in HBM, page buffers in VMEM, and the semaphores of all copies."""
+    """Arrays in HBM, page buffers in VMEM, and the semaphores of all copies.
+
+    A cache of one byte per number has scales, which travel with its pages.
+    """
 
     q: Any  # [T, K, G, D] HBM
     keys: Any  # [L, N, K, B, D] HBM
     values: Any
+    scales: Any  # (of keys, of values), [L, N, K, B'] HBM, or ()
     out: Any  # [T, K, G, D] HBM
     key_pages: Any  # [2, K, pages, B, D] VMEM
     value_pages: Any
+    scale_pages: Any  # (of keys, of values), [2, pages, K, B'] VMEM, or ()
     page_copies: Any  # [2, 2] semaphores: slot, keys or values
     row_copies: Any  # [2] semaphores: queries, results
 
@@ -113,7 +120,8 @@ def walk(fixed: Fixed, batch: Batch, memory: Memory, scratch: Scratch, tiles: An
         begin = jnp.int32(0)
         if fixed.window is not None:
             begin = jnp.maximum(position - fixed.window + 1, 0)
-        return Item(owner, start + first, live, position, begin, position + live)
+        end = position + live if fixed.causal else batch.contexts[owner]
+        return Item(owner, start + first, live, position, begin, end)
 
     def page_copies(at: Item, step: Any, slot: Any, act: str) -> None:
         lowest = jnp.maximum(at.begin // block_size - step * pages, 0)
@@ -127,6 +135,13 @@ def walk(fixed: Fixed, batch: Batch, memory: Memory, scratch: Scratch, tiles: An
                 copy = pltpu.make_async_copy(
                     cache.at[layer, block], buffer.at[slot, :, page],
                     memory.page_copies.at[slot, kind],
+                )
+                getattr(copy, act)()
+            for kind, (cache, buffer) in enumerate(
+                zip(memory.scales, memory.scale_pages, strict=True)
+            ):
+                copy = pltpu.make_async_copy(
+                    cache.at[layer, block], buffer.at[slot, page], memory.page_copies.at[slot, kind]
                 )
                 getattr(copy, act)()
             return nothing
@@ -153,7 +168,6 @@ def walk(fixed: Fixed, batch: Batch, memory: Memory, scratch: Scratch, tiles: An
     def compute_step(at: Item, step: Any, slot: Any) -> None:
         low, high = at.begin - step * span, at.end - step * span
 
-        @pl.when((low > 0) | (high < span))
         def clear():  # what a released request left in dead places, a NaN even, must weigh nothing
             shape = (num_kv_heads, pages, block_size, head_dim)
             place = lax.broadcasted_iota(jnp.int32, shape, 1) * block_size
@@ -162,21 +176,36 @@ def walk(fixed: Fixed, batch: Batch, memory: Memory, scratch: Scratch, tiles: An
             dead = (place < low) | (place >= high)
             memory.value_pages[slot] = jnp.where(dead, jnp.zeros_like(pages_now), pages_now)
 
+        if not memory.scales:  # others are cleared once they are wide
+            pl.when((low > 0) | (high < span))(clear)
+
+        def numbers(buffer: Any, h: Any) -> Any:
+            if not memory.scales:
+                return buffer[slot, h].reshape(span, head_dim)
+            # Exact: no number of one byte has more digits than bfloat16 has.
+            wide = storage.from_bytes(buffer[slot, h]).reshape(span, head_dim)
+            place = lax.broadcasted_iota(jnp.int32, wide.shape, 0)
+            return jnp.where((place < low) | (place >= high), 0.0, wide).astype(jnp.bfloat16)
+
+        def scaled(x: Any, kind: int, h: Any) -> Any:
+            """Columns of `x` times the scales of their positions, if there are such."""
+            if not memory.scales:
+                return x
+            return x * scale_row(memory.scale_pages[kind][slot], h, block_size, low, high)
+
         def head(h: Any) -> None:
-            keys = memory.key_pages[slot, h].reshape(span, head_dim)
-            values = memory.value_pages[slot, h].reshape(span, head_dim)
-            scores = _softmax.powers(
-                _product(scratch.rows[h], keys, 1), fixed.scale, fixed.soft_cap
-            )
+            keys, values = numbers(memory.key_pages, h), numbers(memory.value_pages, h)
+            products = scaled(_product(scratch.rows[h], keys, 1), 0, h)
+            scores = _softmax.powers(products, fixed.scale, fixed.soft_cap)
             place = lax.broadcasted_iota(jnp.int32, scores.shape, 1) + step * span
             query = at.position + lax.broadcasted_iota(jnp.int32, scores.shape, 0) // group
-            visible = place <= query
+            visible = place <= query if fixed.causal else place < at.end
             if fixed.window is not None:
                 visible &= place > query - fixed.window
             top, factor, weights = _softmax.weigh(scratch.top[h], scores, visible)
             scratch.top[h] = top
             scratch.total[h] = scratch.total[h] * factor + jnp.sum(weights, axis=1, keepdims=True)
-            weights = weights.astype(scratch.rows.dtype)
+            weights = scaled(weights, 1, h).astype(scratch.rows.dtype)
             scratch.acc[h] = scratch.acc[h] * factor + _product(weights, values, 0)
 
         for_heads(head)
@@ -234,6 +263,27 @@ def walk(fixed: Fixed, batch: Batch, memory: Memory, scratch: Scratch, tiles: An
         fetch_first(item(0), 0)
         lax.fori_loop(0, count, one_item, jnp.int32(0))
         result_copies(item(count - 1), "wait")
+
+
+def scale_row(scales: Any, head: Any, block_size: int, low: Any, high: Any) -> Any:
+    """Scales of one head `[1, pages * B]`, from those of some pages `[pages, K, B']`.
+
+    Lanes of several pages become one row by a product with zeros and ones. It takes bfloat16, which
+    holds the scales whole. Places outside of `low..high-1` get 0.
+    """
+    pages, _, lanes = scales.shape
+    mine = lax.broadcasted_iota(jnp.int32, scales.shape, 1) == head
+    own = jnp.sum(jnp.where(mine, scales, 0.0), axis=1)
+    lane = lax.broadcasted_iota(jnp.int32, own.shape, 1)
+    place = lax.broadcasted_iota(jnp.int32, own.shape, 0) * block_size + lane
+    own = jnp.where((lane < block_size) & (place >= low) & (place < high), own, 0.0)
+    span = pages * block_size
+    column = lax.broadcasted_iota(jnp.int32, (lanes, span), 1)
+    spread = lax.broadcasted_iota(jnp.int32, (lanes, span), 0) == lax.rem(column, block_size)
+    rows = _product(own.astype(jnp.bfloat16), spread.astype(jnp.bfloat16), 0)
+    page = lax.broadcasted_iota(jnp.int32, rows.shape, 1) // block_size
+    here = page == lax.broadcasted_iota(jnp.int32, rows.shape, 0)
+    return jnp.sum(jnp.where(here, rows, 0.0), axis=0, keepdims=True)
 
 
 def _product(a: Any, b: Any, axis: int) -> Any:

@@ -13,6 +13,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from pallas_kernels import storage
 from pallas_kernels.ragged_paged_attention import _products, _softmax
 from pallas_kernels.ragged_paged_attention._spans import LOWEST
 
@@ -30,6 +31,7 @@ class Fixed:
     splits: int  # most parts that a context is cut into for a decode
     shortest_split: int  # positions
     scale: float
+    causal: bool
     window: int | None
     soft_cap: float | None
 
@@ -55,6 +57,8 @@ class Cache(NamedTuple):
     layer: Any  # [1]
     keys: Any  # [L, N, K, B, D]
     values: Any
+    key_scales: Any = None  # [L, N, K, B]
+    value_scales: Any = None
 
 
 def _product(a: Any, b: Any, trans_b: bool = False) -> Any:
@@ -120,16 +124,36 @@ def attend(
         )
         # Loads are masked, so that whatever lies in dead places, a NaN even, weighs nothing.
         mask = live[:, None] & (lane < cache.keys.shape[4])[None, :]
-        keys = triton.load(cache.keys.at[index], mask=mask, other=0.0)
-        values = triton.load(cache.values.at[index], mask=mask, other=0.0)
-        scores = _softmax.powers(_product(rows, keys, trans_b=True), fixed.scale, fixed.soft_cap)
-        visible = live[None, :] & (place[None, :] <= position[:, None])
+
+        def load(numbers: Any) -> Any:
+            if cache.key_scales is None:
+                return triton.load(numbers.at[index], mask=mask, other=0.0)
+            # Exact: no number of one byte has more digits than bfloat16 has.
+            loaded = triton.load(numbers.at[index], mask=mask, other=0)
+            return storage.from_bytes(loaded).astype(jnp.bfloat16)
+
+        def scaled(x: Any, scales: Any) -> Any:
+            """Columns of `x` times the scales of their positions, if there are such."""
+            if scales is None:
+                return x
+            at = tuple(
+                jnp.broadcast_to(i, place.shape) for i in (layer, block, head, place % block_size)
+            )
+            return x * triton.load(scales.at[at], mask=live, other=0.0)[None, :]
+
+        products = scaled(_product(rows, load(cache.keys), trans_b=True), cache.key_scales)
+        scores = _softmax.powers(products, fixed.scale, fixed.soft_cap)
+        visible = jnp.broadcast_to(live[None, :], scores.shape)
+        if fixed.causal:
+            visible &= place[None, :] <= position[:, None]
         if fixed.window is not None:
             visible &= place[None, :] > position[:, None] - fixed.window
         top, factor, weights = _softmax.weigh(carry.top, scores, visible)
         total = carry.total * factor + jnp.sum(weights, axis=1, keepdims=True)
         return _softmax.Carry(
-            top, total, carry.acc * factor + _product(weights.astype(rows.dtype), values)
+            top, total,
+            carry.acc * factor
+            + _product(scaled(weights, cache.value_scales).astype(rows.dtype), load(cache.values)),
         )
 
     empty = _softmax.Carry(
@@ -155,7 +179,8 @@ def prefill(fixed: Fixed, *refs: Any) -> None:
         rows = load_queries(fixed, q, start + first, live, head)
         own = position + jnp.arange(fixed.rows) // fixed.padded_group
         begin = fixed.begin(position)
-        carry = attend(fixed, cache, owner, head, rows, own, begin, position + live)
+        end = position + live if fixed.causal else triton.load(contexts.at[owner])
+        carry = attend(fixed, cache, owner, head, rows, own, begin, end)
         result = carry.acc / jnp.where(carry.total == 0.0, 1.0, carry.total)
         store_results(fixed, out, start + first, live, head, result)
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from pallas_kernels import storage
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -24,12 +26,16 @@ TILES = {
     ("bfloat16", "bfloat16"): (Tile(64, 64, 4), Tile(64, 64, 8)),
     ("float32", "bfloat16"): (Tile(64, 64, 8), Tile(32, 32, 8)),
     ("float32", "float32"): (Tile(64, 32, 8), Tile(32, 32, 8)),
+    ("bfloat16", "int8"): (Tile(64, 64, 4), Tile(64, 64, 8)),
+    ("float32", "int8"): (Tile(64, 32, 8), Tile(32, 32, 8)),
+    ("bfloat16", "float8_e4m3fn"): (Tile(64, 64, 4), Tile(64, 64, 8)),
+    ("float32", "float8_e4m3fn"): (Tile(64, 32, 8), Tile(32, 32, 8)),
 }
 LARGEST_HEAD = 256
 
 
 def choose(head_dim: int, query_dtype: DTypeLike, cache_dtype: DTypeLike) -> Tile:
     """The tile for a head size; a bfloat16 q on a float32 cache computes as float32 does."""
-    both = jnp.dtype(query_dtype).name, jnp.dtype(cache_dtype).name
+    both = jnp.dtype(query_dtype).name, storage.number_name(cache_dtype)
     small, large = TILES.get(both, TILES["float32", "float32"])
     return small if head_dim <= 128 else large

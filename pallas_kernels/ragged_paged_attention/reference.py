@@ -7,13 +7,14 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from pallas_kernels import storage
+from pallas_kernels import quantised, storage
+from pallas_kernels.quantised import Cache
 
 
 def ragged_paged_attention(
     q: Array,
-    keys: Array,
-    values: Array,
+    keys: Cache,
+    values: Cache,
     layer: ArrayLike,
     *,
     block_tables: Array,
@@ -22,6 +23,7 @@ def ragged_paged_attention(
     sequences: Array,
     positions: Array,
     scale: float,
+    causal: bool,
     window: int | None,
     soft_cap: float | None,
 ) -> Array:
@@ -37,9 +39,13 @@ def ragged_paged_attention(
     index = jnp.arange(num_tokens) - query_starts[owner]
     position = context_lengths[owner] - query_lengths[owner] + index
 
-    def per_token(cache: Array) -> Array:
-        blocks = cache[layer, jnp.maximum(block_tables, 0)]  # [S, M, K, B, D]
-        rows = jnp.moveaxis(storage.from_storage(blocks), 2, 1)  # [S, K, M, B, D]
+    def per_token(cache: Cache) -> Array:
+        numbers, scales = quantised.parts(cache)
+        tables = jnp.maximum(block_tables, 0)
+        blocks = storage.from_storage(numbers[layer, tables])  # [S, M, K, B, D]
+        if scales is not None:
+            blocks = blocks * scales[layer, tables, :, : keys.shape[3], None]
+        rows = jnp.moveaxis(blocks, 2, 1)  # [S, K, M, B, D]
         return rows.reshape(num_sequences, num_kv_heads, -1, head_dim)[owner]  # [T, K, M*B, D]
 
     queries = q.astype(jnp.float32).reshape(num_tokens, num_kv_heads, -1, head_dim)
@@ -47,7 +53,8 @@ def ragged_paged_attention(
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
     place = jnp.arange(scores.shape[-1])
-    seen = real[:, None] & (place <= position[:, None])  # [T, M*B]
+    last = position if causal else context_lengths[owner] - 1
+    seen = real[:, None] & (place <= last[:, None])  # [T, M*B]
     if window is not None:
         seen &= place > position[:, None] - window
     scores = jnp.where(seen[:, None, None], scores, -jnp.inf)

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels import storage
+from pallas_kernels import quantised
 from pallas_kernels.kv_write import new_kv_cache
 
 Mixture = list[tuple[int, int]]
@@ -52,6 +52,7 @@ HEADS = {
     "qwen2.5-0.5b": Heads(14, 2, 64),
     "qwen3-0.6b": Heads(16, 8, 128),
     "phi2-2.7b": Heads(32, 32, 80),
+    "phi3-mini": Heads(32, 32, 96),
     "gemma-7b": Heads(16, 16, 256),
 }
 
@@ -130,8 +131,8 @@ def arguments(
 
     return {
         "q": normal((tokens, heads.num_heads, heads.head_dim)).astype(query_dtype),
-        "keys": storage.to_storage(normal(keys.shape), keys.dtype),
-        "values": storage.to_storage(normal(values.shape), values.dtype),
+        "keys": quantised.store(normal(keys.shape), keys.dtype),
+        "values": quantised.store(normal(values.shape), values.dtype),
         "block_tables": tables,
         "context_lengths": contexts.copy(),
         "query_starts": starts,

@@ -17,7 +17,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from pallas_kernels import interpret, storage
+from pallas_kernels import interpret, quantised, storage
+from pallas_kernels.quantised import Cache
 from pallas_kernels.ragged_paged_attention import _tpu_kernel, _tpu_tiles, _work
 
 PREFERRED_ON = ("tpu",)
@@ -26,8 +27,8 @@ TABLE_BYTES = 960 << 10  # of the MiB of SMEM
 
 def ragged_paged_attention(
     q: Array,
-    keys: Array,
-    values: Array,
+    keys: Cache,
+    values: Cache,
     layer: ArrayLike,
     *,
     block_tables: Array,
@@ -36,12 +37,15 @@ def ragged_paged_attention(
     sequences: Array,
     positions: Array,
     scale: float,
+    causal: bool,
     window: int | None,
     soft_cap: float | None,
 ) -> Array:
     """See `pallas_kernels.ragged_paged_attention.api.ragged_paged_attention`."""
     del sequences, positions  # both follow from the lengths
-    keys, values = storage.as_numbers(keys), storage.as_numbers(values)
+    halves = [quantised.parts(x) for x in (keys, values)]
+    numbers = [storage.as_numbers(x) for x, _ in halves]
+    scales = [x for _, x in halves if x is not None]
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, block_size = keys.shape[2:4]
     group = num_heads // num_kv_heads
@@ -49,10 +53,10 @@ def ragged_paged_attention(
         num_tokens, num_kv_heads, group, head_dim, block_size, block_tables.shape[1],
         q.dtype.itemsize, keys.dtype.itemsize,
     )
-    fixed = _tpu_kernel.Fixed(tile.pages, scale, window, soft_cap)
+    fixed = _tpu_kernel.Fixed(tile.pages, scale, causal, window, soft_cap)
     decodes = _work.decode_tiles(context_lengths, query_starts, num_tokens)
     chunks = _work.prefill_tiles(context_lengths, query_starts, num_tokens, tile.queries)
-    scalars = [
+    scalars: list[Any] = [
         block_tables, context_lengths, query_starts, jnp.reshape(layer, 1),
         decodes.owner, decodes.first, chunks.owner, chunks.first,
         jnp.stack([decodes.live, chunks.live]),
@@ -71,31 +75,34 @@ def ragged_paged_attention(
             pltpu.VMEM((*rows, head_dim), jnp.float32),
         ]
 
-    pages = pltpu.VMEM((2, num_kv_heads, tile.pages, block_size, head_dim), keys.dtype)
+    pages = pltpu.VMEM((2, num_kv_heads, tile.pages, block_size, head_dim), numbers[0].dtype)
+    scale_pages = [
+        pltpu.VMEM((2, tile.pages, *x.shape[2:]), jnp.float32) for x in scales
+    ]
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     out = pl.pallas_call(
-        functools.partial(_kernel, fixed=fixed),
+        functools.partial(_kernel, fixed=fixed, num_scales=len(scales)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
             grid=(1,),
-            in_specs=[anywhere] * 4,
+            in_specs=[anywhere] * (4 + len(scales)),
             out_specs=anywhere,
             scratch_shapes=[
-                pages, pages, pltpu.SemaphoreType.DMA((2, 2)), pltpu.SemaphoreType.DMA((2,)),
-                *scratch(1), *scratch(tile.queries),
+                pages, pages, *scale_pages, pltpu.SemaphoreType.DMA((2, 2)),
+                pltpu.SemaphoreType.DMA((2,)), *scratch(1), *scratch(tile.queries),
             ],
         ),
         out_shape=jax.ShapeDtypeStruct(grouped.shape, q.dtype),
         # Rows that no tile owns keep the zeros they are given.
-        input_output_aliases={len(scalars) + 3: 0},
+        input_output_aliases={len(scalars) + 3 + len(scales): 0},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
         interpret=interpret.setting_for("tpu"),
         name="ragged_paged_attention",
-    )(*scalars, grouped, keys, values, jnp.zeros_like(grouped))
+    )(*scalars, grouped, *numbers, *scales, jnp.zeros_like(grouped))
     return out.reshape(q.shape)
 
 
-def unfit(q: Array, keys: Array, block_tables: Array) -> str | None:
+def unfit(q: Array, keys: Cache, block_tables: Array) -> str | None:
     """Why this back end cannot serve such arguments, or None."""
     del q, keys
     sequences, width = block_tables.shape
@@ -108,12 +115,22 @@ def unfit(q: Array, keys: Array, block_tables: Array) -> str | None:
     return None
 
 
-def _kernel(*refs: Any, fixed: _tpu_kernel.Fixed) -> None:
-    tables, contexts, starts, layer, *lists, counts = refs[:9]
-    q, keys, values, _zeros, out = refs[9:14]
-    buffers, scratch = refs[14:18], refs[18:]
+def _kernel(*refs: Any, fixed: _tpu_kernel.Fixed, num_scales: int) -> None:
+    rest = iter(refs)
+
+    def take(count: int) -> list[Any]:
+        return [next(rest) for _ in range(count)]
+
+    tables, contexts, starts, layer, *lists, counts = take(9)
+    q, keys, values = take(3)
+    scales, (_zeros, out) = take(num_scales), take(2)
+    key_pages, value_pages = take(2)
+    scale_pages, (page_copies, row_copies), scratch = take(num_scales), take(2), take(12)
     batch = _tpu_kernel.Batch(tables, contexts, starts, layer)
-    memory = _tpu_kernel.Memory(q, keys, values, out, *buffers)
+    memory = _tpu_kernel.Memory(
+        q, keys, values, tuple(scales), out, key_pages, value_pages, tuple(scale_pages),
+        page_copies, row_copies,
+    )
     for kind in range(2):
         own = _tpu_kernel.Scratch(*scratch[6 * kind : 6 * kind + 6])
         tiles = (*lists[2 * kind : 2 * kind + 2], counts[kind])

@@ -20,7 +20,8 @@ from jax.experimental.pallas import triton
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from pallas_kernels import interpret, storage
+from pallas_kernels import interpret, quantised, storage
+from pallas_kernels.quantised import Cache
 from pallas_kernels.ragged_paged_attention import _triton_kernel, _triton_tiles, _work
 from pallas_kernels.ragged_paged_attention._softmax import Carry
 from pallas_kernels.ragged_paged_attention._triton_kernel import Fixed
@@ -33,8 +34,8 @@ LEAST_ROWS = 16  # of a product on tensor cores
 
 def ragged_paged_attention(
     q: Array,
-    keys: Array,
-    values: Array,
+    keys: Cache,
+    values: Cache,
     layer: ArrayLike,
     *,
     block_tables: Array,
@@ -43,16 +44,19 @@ def ragged_paged_attention(
     sequences: Array,
     positions: Array,
     scale: float,
+    causal: bool,
     window: int | None,
     soft_cap: float | None,
 ) -> Array:
     """See `pallas_kernels.ragged_paged_attention.api.ragged_paged_attention`."""
     del sequences, positions  # both follow from the lengths
-    keys, values = storage.as_numbers(keys), storage.as_numbers(values)
+    halves = [quantised.parts(x) for x in (keys, values)]
+    numbers = [storage.as_numbers(x) for x, _ in halves]
+    scales = [x for _, x in halves if x is not None]
     num_tokens, num_heads, head_dim = q.shape
     _, _, num_kv_heads, block_size, _ = keys.shape
     group = num_heads // num_kv_heads
-    tile = _triton_tiles.choose(head_dim, q.dtype, keys.dtype)
+    tile = _triton_tiles.choose(head_dim, q.dtype, numbers[0].dtype)
     padded_group = pl.next_power_of_2(group)
     longest = block_tables.shape[1] * block_size
     decode = Fixed(
@@ -65,19 +69,20 @@ def ragged_paged_attention(
         splits=min(pl.cdiv(longest, SHORTEST_SPLIT), MOST_SPLITS),
         shortest_split=SHORTEST_SPLIT,
         scale=scale,
+        causal=causal,
         window=window,
         soft_cap=soft_cap,
     )
     queries = max(tile.rows // padded_group, 1)
     prefill = Fixed(**{**vars(decode), "padded_group": padded_group, "queries": queries})
     contexts, starts = (jnp.asarray(x, jnp.int32) for x in (context_lengths, query_starts))
-    cache = [jnp.asarray(block_tables, jnp.int32), jnp.reshape(layer, 1), keys, values]
+    cache = [jnp.asarray(block_tables, jnp.int32), jnp.reshape(layer, 1), *numbers, *scales]
     out = _prefill(prefill, contexts, starts, q, cache)
     token, result = _decode(decode, contexts, starts, q, cache)
     return out.at[token].set(result.astype(q.dtype), mode="drop")
 
 
-def unfit(q: Array, keys: Array, block_tables: Array) -> str | None:
+def unfit(q: Array, keys: Cache, block_tables: Array) -> str | None:
     """Why this back end cannot serve such arguments, or None."""
     del keys, block_tables
     if q.shape[2] > _triton_tiles.LARGEST_HEAD:

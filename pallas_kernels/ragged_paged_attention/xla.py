@@ -15,13 +15,14 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from pallas_kernels.quantised import Cache
 from pallas_kernels.ragged_paged_attention import _decode, _prefill, _spans
 
 
 def ragged_paged_attention(
     q: Array,
-    keys: Array,
-    values: Array,
+    keys: Cache,
+    values: Cache,
     layer: ArrayLike,
     *,
     block_tables: Array,
@@ -30,6 +31,7 @@ def ragged_paged_attention(
     sequences: Array,
     positions: Array,
     scale: float,
+    causal: bool,
     window: int | None,
     soft_cap: float | None,
 ) -> Array:
@@ -41,7 +43,9 @@ def ragged_paged_attention(
     queries = queries.reshape(num_tokens, keys.shape[2], -1, head_dim)
     query_lengths = query_starts[1:] - query_starts[:-1]
 
-    out = _prefill.attend(queries, spans, context_lengths, query_starts, query_lengths)
+    out = _prefill.attend(
+        queries, spans, context_lengths, query_starts, query_lengths, causal
+    )
     decoding = query_lengths == 1
     first = jnp.minimum(query_starts[:-1], num_tokens - 1)
     decoded = _decode.attend(queries[first], spans, jnp.where(decoding, context_lengths, 0))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from pallas_kernels import storage
 from pallas_kernels.block_copy import copy_blocks
 from pallas_kernels.kv_write import write_kv
+from pallas_kernels.quantised import Quantised
 from pallas_kernels.ragged_paged_attention import ragged_paged_attention
 from pallas_kernels.ragged_paged_attention.shapes import HEADS, Heads
 
@@ -55,7 +56,13 @@ class Case:
             return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=sharding)
 
         heads, count = self.heads, self.tokens
-        cache = (array(self.cache_shape(wide), self.dtype),) * 2
+        half: Any = array(self.cache_shape(wide), self.dtype)
+        if self.dtype in storage.SCALED_DTYPES:
+            half = array(half.shape, storage.storage_dtype(self.dtype).name)
+            places = storage.whole_lanes(self.block_size) if wide else self.block_size
+            scales: Any = array((*half.shape[:3], places), "float32")
+            half = Quantised(half, scales)
+        cache = (half, half)
         if self.kernel == "kv_write":
             new = (array((count, heads.num_kv_heads, heads.head_dim), self.query_dtype),) * 2
             call = jax.jit(
@@ -103,6 +110,9 @@ def production() -> list[Case]:
         Case("llama3.1-8b/1 decode rung", "attention", llama, tokens=64),
         Case("llama3.1-8b/1 32k", "attention", llama, block_size=64, longest=1 << 15),
         Case("llama3.1-8b/1 q f32", "attention", llama, query_dtype="float32"),
+        Case("llama3.1-8b/1 int8", "attention", llama, dtype="int8"),
+        Case("smollm2 q f32, e4m3", "attention", small, query_dtype="float32",
+             dtype="float8_e4m3fn", options={"causal": False}),
         Case("gemma-7b q f32", "attention", gemma, query_dtype="float32"),
         Case("smollm2 all f32", "attention", small, query_dtype="float32", dtype="float32"),
         Case(
@@ -113,4 +123,14 @@ def production() -> list[Case]:
         cases += [Case(name, kernel, models[name]) for name in ("smollm2", "llama3.1-8b/1")]
         cases += [Case("gemma-7b", kernel, gemma), Case("llama3.1-70b/8", kernel, Heads(8, 1, 128))]
         cases += [Case("llama3.1-8b/1", kernel, llama, block_size=size) for size in (8, 128)]
+        cases += [Case("llama3.1-8b/1 int8", kernel, llama, block_size=32, dtype="int8")]
     return cases
+
+
+def one_of_each_kind() -> list[Case]:
+    """A few of them: every kernel, type and option once."""
+    kinds = {
+        (case.kernel, case.query_dtype, case.dtype, *case.options): case
+        for case in reversed(production()) if not case.may_copy
+    }
+    return list(kinds.values())

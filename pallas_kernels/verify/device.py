@@ -3,9 +3,9 @@
     python -m pallas_kernels.verify device
 
 Decode is held against the floor: bytes of live KV over the bandwidth at which this chip copies;
-prefill against the rate of a large matrix product. Beside them stand XLA's attention on as much KV
-in one piece, and cuDNN's where there is one. Writes `benchmarks/results/kernels-<chip>.json`. Where
-there is no chip, it says so and measures nothing.
+prefill against the rate of a large matrix product. Beside them stand jax's own paged attention, and
+XLA's and cuDNN's attention on the same KV in one piece, or why one is absent. Writes
+`benchmarks/results/kernels-<chip>.json`. Where there is no chip, it says so and measures nothing.
 """
 
 import json
@@ -110,7 +110,9 @@ def _row(
     import jax
     import jax.numpy as jnp
 
+    from pallas_kernels import storage
     from pallas_kernels.ragged_paged_attention import ragged_paged_attention, shapes
+    from pallas_kernels.verify import baselines
 
     heads = shapes.HEADS[sizes.heads]
     given = shapes.arguments(
@@ -134,7 +136,8 @@ def _row(
     def first(name: str) -> Any:
         return jax.jit(lambda a: attend(a, 0, name))(arguments).astype(jnp.float32)
 
-    error = float(jnp.max(jnp.abs(first(back_end) - first("xla"))))
+    expected = first("xla")
+    error = float(jnp.max(jnp.abs(first(back_end) - expected)))
     context, queries = mixture[0]
     live = sum(c for c, _ in mixture)
     pairs = sum(n * (c - n) + n * (n + 1) // 2 for c, n in mixture)
@@ -144,25 +147,9 @@ def _row(
         "kv_bytes": 4 * live * heads.num_kv_heads * heads.head_dim,
         "flops": 4 * pairs * heads.num_heads * heads.head_dim,
     }
-    for name in ("xla", "cudnn"):
-        try:
-            row[f"contiguous_{name}_seconds"] = _contiguous(sizes, heads, mixture, scale, name)
-        except Exception as problem:  # whatever keeps it from running here
-            row[f"contiguous_{name}_seconds"] = f"not run ({type(problem).__name__})"
-    return row
-
-
-def _contiguous(sizes: Sizes, heads: Any, mixture: list, scale: float, name: Any) -> float:
-    """The same attention with KV in one piece per sequence: what paging is held against."""
-    import jax
-    import jax.numpy as jnp
-
-    (context, queries), count = mixture[0], len(mixture)
-    q = jnp.ones((count, queries, heads.num_heads, heads.head_dim), jnp.bfloat16)
-    kv = jnp.ones((2, count, context, heads.num_kv_heads, heads.head_dim), jnp.bfloat16)
-    call = jax.jit(
-        lambda q, kv: jax.nn.dot_product_attention(
-            q, *kv, scale=scale, is_causal=queries > 1, implementation=name
-        )
+    return row | baselines.compare(
+        back_end,
+        arguments | {n: storage.as_numbers(arguments[n]) for n in ("keys", "values")},
+        mixture, scale, expected, lambda call: seconds(call, sizes.repeats),
+        interpreted=jax.default_backend() not in ("gpu", "tpu"),
     )
-    return seconds(lambda: call(q, kv), sizes.repeats)

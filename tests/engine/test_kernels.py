@@ -7,6 +7,7 @@ import pytest
 
 from cbjax import policies
 from cbjax.engine import Engine
+from cbjax.engine.model_step import bytes_per_block
 from cbjax.models import load_model
 from pallas_kernels import backends
 from tests.engine.serving import mixed_requests, serve_all, small_ladder
@@ -72,6 +73,28 @@ def test_bfloat16_cache_gives_the_tokens_of_xla(model, requests, attention):
     """The kernels lose nothing of a float32 query where the cache is bfloat16."""
     expected = serve_all(engine_for(model, "xla", dtype="bfloat16"), requests).tokens
     assert serve_all(engine_for(model, attention, dtype="bfloat16"), requests).tokens == expected
+
+
+@pytest.mark.parametrize("dtype", ["int8", pytest.param("float8_e4m3fn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "attention",
+    ["xla", *(pytest.param(n, marks=pytest.mark.slow) for n in OTHERS)],
+)
+def test_caches_of_one_byte_give_the_same_tokens_in_any_company(
+    model, requests, attention, dtype
+):
+    """A row is rounded once, alone: neither chunks nor batch mates nor the back end change it."""
+    expected = serve_all(engine_for(model, "xla", dtype=dtype), requests, at_once=1).tokens
+    served = serve_all(engine_for(model, attention, dtype=dtype), requests)
+    assert served.tokens == expected and served.preemptions >= 3
+
+
+def test_bytes_of_a_block_count_scales(model):
+    config = model.config
+    rows = 2 * config.num_layers * config.num_kv_heads * 8
+    for dtype, size in (("float32", 4 * config.head_dim), ("bfloat16", 2 * config.head_dim),
+                        ("int8", config.head_dim + 4), ("float8_e4m3fn", config.head_dim + 4)):
+        assert bytes_per_block(config, 8, dtype) == rows * size
 
 
 def test_an_unknown_back_end_is_named(model, requests):

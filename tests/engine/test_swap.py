@@ -21,10 +21,11 @@ def requests(model):
     return mixed_requests(30, model.tokenizer.vocab_size, longest_prompt=96, most_output=24, seed=7)
 
 
-def engine_for(model, policy, blocks=BLOCKS, swap_blocks=0):
+def engine_for(model, policy, blocks=BLOCKS, swap_blocks=0, dtype="float32"):
     return Engine(
         model, policy=policy, block_size=SIZE, num_blocks=blocks, swap_blocks=swap_blocks,
         max_length=LENGTH, iteration_tokens=TOKENS, ladder=small_ladder(TOKENS, SEATS), debug=True,
+        dtype=dtype,
     )
 
 
@@ -77,6 +78,16 @@ def test_tokens_survive_the_host(model, requests, alone, policy):
     assert watch.swaps > 10 and 0 < watch.most <= 64
     assert engine.compilations_since_start == 0
     assert not engine.executor.host.held
+
+
+@pytest.mark.slow
+def test_scales_go_to_the_host_too(model, requests):
+    policy = policies.vllm(max_num_batched_tokens=TOKENS, max_num_seqs=SEATS)
+    expected = serve_all(engine_for(model, policy, 512, dtype="int8"), requests, at_once=1).tokens
+    engine = engine_for(model, swapping(), swap_blocks=64, dtype="int8")
+    watch = Watch(engine)
+    assert serve_all(engine, requests, after_step=watch).tokens == expected
+    assert watch.swaps > 10
 
 
 def test_what_lies_on_the_host_matters(model, requests, alone):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels import backends, storage
+from pallas_kernels import backends, quantised, storage
 from pallas_kernels.block_copy import copy_blocks
 from pallas_kernels.kv_write import new_kv_cache
 
@@ -57,6 +57,22 @@ def test_pools_of_different_sizes_and_many_blocks(implementation):
         assert one.dtype == before.dtype
         bits = (np.asarray(x).view(np.uint16) for x in (one, before[:, sources]))
         np.testing.assert_array_equal(*bits)
+
+
+@pytest.mark.parametrize("implementation", BACK_ENDS)
+def test_scales_go_with_their_numbers(implementation):
+    cache, other = (
+        tuple(quantised.store(x, "int8") for x in pool(n, s)) for n, s in ((N, 0), (7, 1))
+    )
+    found = copy(
+        *cache, np.array([6, -1, 2]), np.array([3, 4, 0]), source=other,
+        implementation=implementation,
+    )
+    for one, before, source in zip(found, cache, other, strict=True):
+        for part, old, new in zip(one, before, source, strict=True):
+            expected = np.array(old)
+            expected[:, [3, 0]] = np.asarray(new)[:, [6, 2]]
+            np.testing.assert_array_equal(part, expected)
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,32 @@ def test_block_sizes_and_wide_caches(implementation, block_size):
         np.testing.assert_array_equal(one, expected)
 
 
+@pytest.mark.parametrize("dtype, loss", [("int8", 1 / 254), ("float8_e4m3fn", 1 / 16)])
+@pytest.mark.parametrize("implementation", BACK_ENDS)
+def test_rows_of_one_byte_have_scales_of_their_own(implementation, dtype, loss):
+    """Within half a step of each number, rows of any size; padding changes neither part."""
+    random = np.random.default_rng(0)
+    new = random.standard_normal((2, N, K, D), np.float32)
+    new *= 10.0 ** random.integers(-6, 6, (2, N, K, 1))
+    new[:, 1] = 0.0
+    blocks, offsets = np.arange(N), np.arange(N) % B
+    blocks[[3, 5]] = [N, -1]
+    new[:, 3] = np.nan
+    cache = new_kv_cache(L, N, K, B, D, dtype)
+    found = put(*cache, *new, 1, blocks, offsets, implementation=implementation)
+    live = (blocks >= 0) & (blocks < N)
+    for stored, rows in zip(found, new, strict=True):
+        scales = np.asarray(stored.scales)
+        read = np.asarray(storage.from_storage(stored.numbers)) * scales[..., None]
+        greatest = np.abs(rows[live]).max(axis=-1, keepdims=True)
+        step = greatest * loss if dtype == "int8" else np.abs(rows[live]) * loss
+        error = np.abs(read[1, blocks[live], :, offsets[live]] - rows[live])
+        assert (error <= 1.01 * step + greatest * 2.0**-17).all()
+        assert np.count_nonzero(scales) == K * (live.sum() - 1)
+        np.testing.assert_array_equal(scales, np.asarray(scales.astype(jnp.bfloat16), np.float32))
+        assert not read[0].any() and not read[1, [3, 5]].any()
+
+
 @pytest.mark.parametrize("dtype", storage.CACHE_DTYPES)
 def test_scan_over_layers_copies_no_cache(dtype):
     """Donated, carried, and no copy of it anywhere in the compiled program.
@@ -93,8 +119,9 @@ def test_scan_over_layers_copies_no_cache(dtype):
     compiled = (
         jax.jit(step, donate_argnums=(0, 1)).lower(keys, values, new, new, places, places).compile()
     )
-    assert compiled.memory_analysis().alias_size_in_bytes == 2 * keys.nbytes
-    assert compiled.memory_analysis().temp_size_in_bytes < keys.nbytes / 100
+    size = sum(part.nbytes for part in jax.tree.leaves(keys))
+    assert compiled.memory_analysis().alias_size_in_bytes == 2 * size
+    assert compiled.memory_analysis().temp_size_in_bytes < size / 100
     whole = r"\w+\[5,400,3,16,64\]\S* (copy|convert|select|add|transpose|broadcast)\("
     assert not re.findall(whole, compiled.as_text())
 
@@ -113,6 +140,8 @@ def test_cache_arrays_do_not_share_a_buffer():
         ({"v": jnp.zeros((T + 1, K, D))}, "v: shape"),
         ({"write_offsets": jnp.zeros(3, jnp.int32)}, "write_offsets: shape"),
         ({"values": jnp.zeros((L, N, K, B, D + 1))}, "keys, values: .* must be one"),
+        ({"keys": jnp.zeros((L, N, K, B, D), jnp.int8),
+          "values": jnp.zeros((L, N, K, B, D), jnp.int8)}, "keys: numbers of int8 need scales"),
         ({"implementation": "cuda"}, r"implementation: 'cuda' is unknown; use None or one of"),
     ],
 )
@@ -135,6 +164,7 @@ def test_wrong_arguments_are_named(change, message):
     "change, message",
     [
         ({"dtype": "float16"}, "dtype: float16 is not supported"),
+        ({"dtype": "fp8"}, "dtype: 'fp8' is not supported .* 'float8_e4m3fn'"),
         ({"num_blocks": 0}, "num_blocks: 0"),
     ],
 )

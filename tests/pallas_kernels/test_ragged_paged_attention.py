@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels import backends
+from pallas_kernels import backends, quantised, storage
 from pallas_kernels.kv_write import write_kv
 from pallas_kernels.ragged_paged_attention import ragged_paged_attention, shapes
 from pallas_kernels.ragged_paged_attention.shapes import Heads
@@ -44,22 +44,23 @@ def pairs(names, chosen, interpreted):
 
 write = jax.jit(write_kv)
 attend = jax.jit(
-    ragged_paged_attention, static_argnames=("implementation", "scale", "window", "soft_cap")
+    ragged_paged_attention,
+    static_argnames=("implementation", "scale", "causal", "window", "soft_cap"),
 )
 
 
-def both(implementation, arguments, layer=0):
+def both(implementation, arguments, layer=0, **options):
     """Result of a back end and of the reference, or a skip if the back end says it is unfit."""
     unfit = getattr(backends.load(PACKAGE, implementation), "unfit", lambda *_: None)
     reason = unfit(arguments["q"], arguments["keys"], arguments["block_tables"])
     if reason is not None:
         pytest.skip(reason)
-    found = attend(layer=layer, implementation=implementation, **arguments)
-    return found, attend(layer=layer, implementation="reference", **arguments)
+    found = attend(layer=layer, implementation=implementation, **options, **arguments)
+    return found, attend(layer=layer, implementation="reference", **options, **arguments)
 
 
-def check(implementation, arguments, layer=0, tolerance=TOLERANCE):
-    found, expected = both(implementation, arguments, layer)
+def check(implementation, arguments, layer=0, tolerance=TOLERANCE, **options):
+    found, expected = both(implementation, arguments, layer, **options)
     assert found.dtype == arguments["q"].dtype
     np.testing.assert_allclose(
         np.asarray(found, np.float32), np.asarray(expected, np.float32), atol=tolerance, rtol=0
@@ -105,7 +106,8 @@ def test_every_block_size_is_right(implementation, block_size):
 @pytest.mark.parametrize(
     "implementation, name",
     pairs(
-        shapes.HEADS, ("smollm2-135m", "gemma-7b"), ("smollm2-135m", "phi2-2.7b", "gemma-7b")
+        shapes.HEADS, ("smollm2-135m", "gemma-7b"),
+        ("smollm2-135m", "phi2-2.7b", "phi3-mini", "gemma-7b"),
     ),
 )
 def test_real_head_shapes_are_right(implementation, name):
@@ -198,6 +200,85 @@ def test_windows_and_soft_caps(implementation, window, soft_cap):
     assert gone > 0 or window is None or window == 100
     found = attend(layer=0, implementation=implementation, **options, **arguments)
     np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("window", [None, pytest.param(13, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("implementation", BACK_ENDS)
+def test_without_causality_a_token_sees_the_whole_context(implementation, window):
+    """Windows still end the past; chunks of one context differ by their queries alone."""
+    mixture = [(5, 1), (0, 0), (70, 1), (21, 21), (64, 30), (14, 2)]
+    arguments = shapes.arguments(SMALL, mixture, block_size=4, tokens=60, sequences=8)
+    options = {"causal": False, "window": window}
+    found = check(implementation, arguments, **options)
+    causal = attend(layer=0, implementation="reference", window=window, **arguments)
+    last = arguments["query_starts"][1:] - 1
+    np.testing.assert_allclose(found[last], causal[last], atol=TOLERANCE)
+    assert not np.allclose(found[2:23], causal[2:23], atol=1e-3)
+
+
+def test_without_causality_is_softmax_over_the_context():
+    arguments = shapes.arguments(Heads(1, 1, 8), [(12, 4)], block_size=4)
+    found = attend(layer=0, implementation="reference", causal=False, **arguments)
+    table = arguments["block_tables"][0]
+    keys, values = (
+        np.asarray(arguments[n][0, table, 0]).reshape(12, 8) for n in ("keys", "values")
+    )
+    scores = np.asarray(arguments["q"][:, 0]) @ keys.T * arguments["scale"]
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    expected = weights / weights.sum(axis=1, keepdims=True) @ values
+    np.testing.assert_allclose(found[:, 0], expected, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("dtype", quick(storage.SCALED_DTYPES, ("int8",)))
+@pytest.mark.parametrize("implementation", BACK_ENDS)
+def test_caches_of_one_byte_are_read_without_loss(implementation, dtype):
+    """What is lost is lost when they are written; NaN scales of dead places reach nobody."""
+    mixture = [(5, 1), (0, 0), (70, 1), (21, 21), (64, 30)]
+    arguments = shapes.arguments(
+        SMALL, mixture, block_size=8, tokens=60, sequences=8, dtype=dtype, num_blocks=40
+    )
+    clean = check(implementation, arguments)
+    dead = np.ones(arguments["keys"].shape[1:4:2], bool)  # [N, B]
+    for table, length in zip(arguments["block_tables"], arguments["context_lengths"], strict=True):
+        for position in range(length):
+            dead[table[position // 8], position % 8] = False
+    for name in ("keys", "values"):
+        numbers, scales = arguments[name]
+        poison = jnp.asarray(127, numbers.dtype)  # of e4m3 the bits of NaN
+        arguments[name] = quantised.Quantised(
+            jnp.where(dead[None, :, None, :, None], poison, numbers),
+            jnp.where(dead[None, :, None], jnp.nan, scales),
+        )
+    assert np.array_equal(clean, attend(layer=0, implementation=implementation, **arguments))
+
+
+@pytest.mark.parametrize("dtype", storage.SCALED_DTYPES)
+@pytest.mark.parametrize(
+    "implementation, options",
+    [
+        pytest.param(b, o, marks=pytest.mark.slow)
+        for b in BACK_ENDS
+        for o in ({"block_size": 1}, {"block_size": 24}, {"block_size": 256},
+                  {"block_size": 16, "query_dtype": "bfloat16"})
+    ],
+)
+def test_caches_of_one_byte_at_other_sizes(implementation, options, dtype):
+    mixture = [(1, 1), (257, 1), (100, 37), (129, 2), (300, 1)]
+    arguments = shapes.arguments(SMALL, mixture, tokens=50, dtype=dtype, **options)
+    for window, causal in ((None, True), (19, False)):
+        tolerance = 2e-2 if "query_dtype" in options else TOLERANCE
+        check(implementation, arguments, tolerance=tolerance, window=window, causal=causal)
+
+
+@pytest.mark.parametrize("dtype, bound", [("int8", 0.03), ("float8_e4m3fn", 0.15)])
+def test_caches_of_one_byte_cost_little_accuracy(dtype, bound):
+    """Standard normal keys and values; results are of size 1 at most contexts."""
+    arguments = shapes.arguments(Heads(4, 2, 64), [(5, 1), (90, 1), (40, 40)], block_size=8)
+    exact = attend(layer=0, implementation="reference", **arguments)
+    for name in ("keys", "values"):
+        arguments[name] = quantised.store(arguments[name], storage.storage_dtype(dtype))
+    error = np.abs(attend(layer=0, implementation="reference", **arguments) - exact).max()
+    assert bound / 30 < error < bound
 
 
 @pytest.mark.parametrize("implementation", QUICK_ON_XLA)

@@ -46,6 +46,15 @@ def test_attention_is_free_of_races(mode):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
+def test_attention_on_bytes_is_free_of_races(mode):
+    given = shapes.arguments(
+        SMALL, MIXTURE, block_size=4, tokens=50, sequences=7, dtype="float8_e4m3fn"
+    )
+    check_clean(given, mode, causal=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("block_size", [1, 8, 24])
 @pytest.mark.parametrize(
     "mixture",

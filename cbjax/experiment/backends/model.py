@@ -66,7 +66,7 @@ def _engine(config: RunConfig, shared: dict[str, Any], progress: Progress | None
     policy = build_policy(config.policy)
     max_length = min(config.model.max_length or model.config.max_length, model.config.max_length)
     return Engine(
-        model, policy=policy, max_length=max_length, dtype=config.model.dtype,
+        model, policy=policy, max_length=max_length, dtype=config.kv.dtype or config.model.dtype,
         attention=config.model.attention, kv_memory_fraction=config.kv.memory_fraction or 0.3,
         ladder=ladder_of(config, policy, max_length), debug=config.debug,
         megastep=config.backend.megastep, **sizes_of(config),
@@ -78,8 +78,8 @@ def _attention(config: RunConfig, model: LoadedModel) -> dict[str, float]:
     if not config.backend.time_attention:
         return {}
     seconds = attention_seconds(
-        model.config, block_size=config.kv.block_size, dtype=config.model.dtype,
-        implementation=config.model.attention,
+        model.config, block_size=config.kv.block_size,
+        dtype=config.kv.dtype or config.model.dtype, implementation=config.model.attention,
     )
     return {"attention_ms": round(1000 * seconds, 4)}
 

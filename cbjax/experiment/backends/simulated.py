@@ -113,7 +113,7 @@ def build_cost(config: RunConfig) -> Cost:
     # A cost that stands for an accelerator takes it, and the model, from their own groups.
     chosen = dict(
         hardware=config.hardware.name, devices=config.hardware.devices, model=config.model.source,
-        dtype=config.model.dtype,
+        dtype=config.model.dtype, kv_dtype=config.kv.dtype,
     )
     if "hardware" in known and chosen["hardware"] is None:
         raise ConfigError(
@@ -158,7 +158,7 @@ def _blocks_on_hardware(config: RunConfig) -> int | None:
         return None
     costs = hardware.roofline.step_costs(
         hardware.models.load(config.model.source), dtype=config.model.dtype,
-        devices=config.hardware.devices,
+        kv_dtype=config.kv.dtype, devices=config.hardware.devices,
     )
     return hardware.roofline.kv_blocks(
         hardware.load(config.hardware.name), costs, config.kv.block_size,
