@@ -264,17 +264,16 @@ def _hold_back(run: Run, requests, done: Bool[Array, "P"], end: Time) -> Run:
     place = jnp.where(done, held + jnp.cumsum(done) - 1, run.held_back.shape[0])
     members = run.held_back.at[place].set(requests, mode="drop")
 
-    def deliver(carry):
-        kept, members, requests = carry
-        told = _for_all(end, members.shape[0])
-        return (
-            book.deliver_late(kept, members, end), jnp.full_like(members, NO_REQUEST),
-            stream.answered(requests, members, members != NO_REQUEST, told),
-        )
-
-    kept, members, sent = when(
-        run.state.num_running == 0, deliver, (run.kept, members, run.stream)
+    over = run.state.num_running == 0
+    sent = stream.answered(
+        run.stream, members, over & (members != NO_REQUEST), _for_all(end, members.shape[0])
     )
+
+    def deliver(carry):
+        kept, members = carry
+        return book.deliver_late(kept, members, end), jnp.full_like(members, NO_REQUEST)
+
+    kept, members = when(over, deliver, (run.kept, members))
     return replace(run, kept=kept, held_back=members, stream=sent)
 
 
