@@ -1,6 +1,6 @@
 """Compile layer: every production shape for one chip, and mistakes that must be refused.
 
-    python -m pallas_kernels.verify compile [--targets v6e h100]
+    python -m pallas_kernels.verify compile [--targets v6e h100 v5e] [--brief v5e]
 
 The compiler is the one that a machine with the chip would use. Checked beside success: no register
 spill (GPU), no copy of the cache among the temporaries, and a cache that is updated in place.
@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from pallas_kernels.verify import mistakes
-from pallas_kernels.verify.cases import Case, production
+from pallas_kernels.verify.cases import Case, one_of_each_kind, production
 from pallas_kernels.verify.targets import TARGETS, compiling
 
 NO_SPILLS = {"xla_gpu_fail_ptx_compilation_on_register_spilling": True}
@@ -44,11 +44,11 @@ def problem_of(case: Case, platform: str, back_end: str, device: Any, wide: bool
     return None
 
 
-def run(name: str) -> int:
-    """Compile all cases for one target; returns the number of failures."""
+def run(name: str, brief: bool) -> int:
+    """Compile all cases, or one of each kind, for one target; returns the number of failures."""
     target, started, failures = TARGETS[name], time.perf_counter(), 0
     device, wide = target.device(), target.platform == "tpu"
-    cases = production()
+    cases = one_of_each_kind() if brief else production()
     for number, case in enumerate(cases):
         before = time.perf_counter()
         problem = problem_of(case, target.platform, target.back_end, device, wide)
@@ -69,4 +69,4 @@ def run(name: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(1 if sum(run(name) for name in sys.argv[1:]) else 0)
+    sys.exit(1 if run(sys.argv[1], brief=sys.argv[2:] == ["brief"]) else 0)

@@ -17,11 +17,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from pallas_kernels.verify.targets import TARGETS, Target
+from pallas_kernels.verify.targets import TARGETS, Target, side_by_side
 
 FILE = Path(__file__).with_name("ledger.json")
 LABEL = "static figures of compiled programs, no measurement: nothing here is a time"
-NAMES = ("smollm2", "llama3.1-8b/1", "llama3.1-70b/8", "gemma-7b", "llama3.1-8b/1 q f32")
+NAMES = (
+    "smollm2", "llama3.1-8b/1", "llama3.1-70b/8", "gemma-7b", "llama3.1-8b/1 q f32",
+    "llama3.1-8b/1 int8",
+)
+OTHER_BLOCKS = ("llama3.1-8b/1", "llama3.1-8b/1 2k")
 MATRIX_TPU = re.compile(r"\bvmatmul|\bvmatprep|\bvlatch")
 MATRIX_GPU = re.compile(r"\b(?:mma\.sync|wgmma\.mma_async)")
 
@@ -46,11 +50,16 @@ def tpu_figures(folder: Path, kernel: str) -> dict[str, int]:
         else:
             figures["matrix_instructions"] = len(MATRIX_TPU.findall(text))
             figures["spill_lines"] = sum("spill" in line for line in text.splitlines())
+    for path in folder.glob(f"*{kernel}*-pre-finalize-registers-and-allocations.txt"):
+        text = path.read_text(errors="replace")
+        for space in ("vmem", "smem"):
+            sizes = re.findall(rf"space={space}, size = (0x[0-9a-f]+), scoped", text)
+            figures[f"{space}_bytes"] = sum(int(size, 16) for size in sizes)
     return figures
 
 
 def gpu_figures(folder: Path, kernel: str) -> dict[str, int]:
-    """Figures of one kernel from the PTX that the GPU compiler dumped, through ptxas."""
+    """Figures of one kernel from what the GPU compiler dumped: PTX through ptxas, launches."""
     import nvidia
 
     ptxas = next(
@@ -68,6 +77,10 @@ def gpu_figures(folder: Path, kernel: str) -> dict[str, int]:
         ):
             figures[key] = sum(int(found) for found in re.findall(pattern, said))
         figures["matrix_instructions"] = len(MATRIX_GPU.findall(text))
+    for path in folder.glob("*thunk_sequence.txt"):
+        asked = re.search(rf"{kernel} grid:.*shared_memory: (\d+) bytes", path.read_text())
+        if asked:
+            figures["shared_memory_bytes"] = int(asked[1])
     return figures
 
 
@@ -95,10 +108,12 @@ def measure(name: str, folder: Path) -> dict[str, dict[str, int]]:
         return figures
 
     for case in production():
-        if case.kernel == "attention" and case.block_size == 16 and case.name in NAMES:
+        # Of one model all block sizes.
+        wanted = case.name in NAMES if case.block_size == 16 else case.name in OTHER_BLOCKS
+        if case.kernel == "attention" and wanted:
             label = f"{case.name}, blocks of {case.block_size}"
             rows[label] = compile_and_read(lambda s, c=case: c.lower(target.back_end, s, wide))
-            if wide and case.name == "llama3.1-8b/1":
+            if wide and case.name == "llama3.1-8b/1" and case.block_size == 16:
                 rows[f"{label}, jax's own"] = compile_and_read(lambda s, c=case: _theirs(c, s))
     return rows
 
@@ -135,25 +150,13 @@ def run(names: list[str], write: bool) -> tuple[str, str]:
     if FILE.exists():
         kept = json.loads(FILE.read_text())
     words, failed = [], False
-    for name in names:
+    for name, found in zip(names, side_by_side(_in_its_own_process, names), strict=True):
         target = TARGETS[name]
-        missing = target.missing()
-        if missing:
-            words.append(f"{name} skipped ({missing})")
+        if isinstance(found, str):
+            words.append(f"{name} {found}")
+            failed |= "failed" in found
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            dump = {"LIBTPU_INIT_ARGS": f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"}
-            if target.platform == "cuda":
-                dump = {"XLA_FLAGS": f"--xla_dump_to={folder}"}
-            command = [sys.executable, "-m", "pallas_kernels.verify.ledger", name, folder]
-            done = subprocess.run(
-                command, env={**target.environment(), **dump}, stdout=subprocess.PIPE, text=True
-            )
-        if done.returncode:
-            words.append(f"{name} failed (exit status {done.returncode})")
-            failed = True
-            continue
-        rows = json.loads(done.stdout.splitlines()[-1])
+        rows = found
         fresh = {"versions": versions(target), "rows": rows}
         differences = _differences(kept["targets"].get(name), fresh)
         same = kept["targets"].get(name, {}).get("versions") == fresh["versions"]
@@ -171,6 +174,25 @@ def run(names: list[str], write: bool) -> tuple[str, str]:
         words.append(f"written to {FILE}")
     every = all("skipped" in word for word in words)
     return ("failed" if failed else "skipped" if every else "ok"), ", ".join(words)
+
+
+def _in_its_own_process(name: str) -> dict[str, dict[str, int]] | str:
+    """Figures of one target, or why there are none."""
+    target = TARGETS[name]
+    missing = target.missing()
+    if missing:
+        return f"skipped ({missing})"
+    with tempfile.TemporaryDirectory() as folder:
+        dump = {"LIBTPU_INIT_ARGS": f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"}
+        if target.platform == "cuda":
+            dump = {"XLA_FLAGS": f"--xla_dump_to={folder}"}
+        command = [sys.executable, "-m", "pallas_kernels.verify.ledger", name, folder]
+        done = subprocess.run(
+            command, env={**target.environment(), **dump}, stdout=subprocess.PIPE, text=True
+        )
+    if done.returncode:
+        return f"failed (exit status {done.returncode})"
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _differences(kept: dict | None, fresh: dict) -> list[str]:

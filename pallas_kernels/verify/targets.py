@@ -6,7 +6,8 @@ of its own (`environment`), in which `Target.compiling` then does the rest.
 
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -89,6 +90,12 @@ TARGETS = {
         Target("h100", "cuda", "1x1x1"),
     )
 }
+
+
+def side_by_side(one: Callable[[str], Any], names: list[str]) -> list[Any]:
+    """`one` of each target, two at a time: each waits for a process of its own."""
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        return list(pool.map(one, names))
 
 
 @contextmanager

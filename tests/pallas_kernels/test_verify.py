@@ -40,6 +40,29 @@ def test_every_model_and_kernel_is_among_the_cases():
         assert {f"{model}/{ways}" for ways in (1, 4, 8)} <= names
 
 
+def test_one_of_each_kind_leaves_out_no_kernel_type_or_option():
+    brief = cases.one_of_each_kind()
+    assert len(brief) < len(cases.production()) / 2
+    for wanted in ("kernel", "dtype", "query_dtype"):
+        every = {getattr(case, wanted) for case in cases.production()}
+        assert {getattr(case, wanted) for case in brief} == every
+    assert any("window" in case.options for case in brief)
+
+
+def test_a_brief_target_compiles_fewer_cases(monkeypatch):
+    ran = []
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, env: ran.append(command[3:]) or type("", (), {
+            "returncode": int(command[3] == "v5p")
+        })
+    )
+    monkeypatch.setattr(type(TARGETS["v6e"]), "missing", lambda self: None)
+    assert compile_layer(["v6e", "v5p", "v5e"], ["v5e", "v5p"]) == (
+        "failed", "v6e ok, v5p failed, v5e ok"
+    )
+    assert sorted(ran) == [["v5e", "brief"], ["v5p", "brief"], ["v6e"]]
+
+
 def test_the_ledger_is_labelled_and_whole():
     kept = json.loads(ledger.FILE.read_text())
     assert kept["label"] == ledger.LABEL
@@ -49,6 +72,11 @@ def test_the_ledger_is_labelled_and_whole():
             row = target["rows"][f"{model}, blocks of 16"]
             spills = [row[key] for key in row if key.endswith("spill_bytes")]
             assert not any(spills) and all(n >= 0 for n in row.values()), (name, model)
+        for label in ("llama3.1-8b/1 2k, blocks of 1", "llama3.1-8b/1, blocks of 256"):
+            row = target["rows"][label]
+            parts = ("prefill_shared_memory", "decode_shared_memory")
+            for part in parts if TARGETS[name].platform == "cuda" else ("vmem", "smem"):
+                assert row[f"{part}_bytes"] > 0
 
 
 def test_a_changed_figure_is_told():
@@ -71,6 +99,14 @@ def test_the_device_layer_runs_to_the_end(back_end, monkeypatch):
     assert {row["what"] for row in rows} == {"copy", "matrix product", "decode", "prefill"}
     assert device.wrong_rows(rows, 0.0 if back_end == "xla" else 1e-9) == 2 * (back_end != "xla")
     assert device.wrong_rows([{"error": float("nan")}], toy.tolerance) == 1
+    for row in rows[2:]:
+        decodes = row["what"] == "decode"
+        assert row["contiguous_xla_error"] < toy.tolerance and row["contiguous_xla_seconds"] > 0
+        assert row["contiguous_cudnn_seconds"].startswith("absent: ")  # no GPU here
+        if back_end == "tpu" or back_end == "triton" and decodes:
+            assert row["jax_paged_error"] < toy.tolerance and row["jax_paged_seconds"] > 0
+        elif back_end == "triton":
+            assert row["jax_paged_seconds"].endswith("takes decodes only")
 
 
 @pytest.mark.slow
