@@ -41,11 +41,11 @@ def vllm(budget: int = 32, **knobs):
     return policies.vllm(max_num_batched_tokens=budget, max_num_seqs=SEATS, **knobs)
 
 
-def engine_for(model, policy, *, block_size=16, positions=AMPLE, rungs=None, debug=False):
+def engine_for(model, policy, *, block_size=16, positions=AMPLE, rungs=None, debug=False, swap=0):
     # The same limits and ladder wherever the case allows it, so that programs are shared.
     return Engine(
         model, policy=policy, block_size=block_size, num_blocks=positions // block_size,
-        max_length=LENGTH, iteration_tokens=TOKENS, ladder=rungs or small_ladder(TOKENS, SEATS),
+        swap_blocks=swap, max_length=LENGTH, iteration_tokens=TOKENS, ladder=rungs or small_ladder(TOKENS, SEATS),
         debug=debug,
     )
 
@@ -199,7 +199,7 @@ def test_a_corrupted_block_is_noticed(model, requests, alone):
 def test_a_token_keeps_its_key_when_max_tokens_starts_again(model, requests, alone):
     """The fault lengthens answers; every token is drawn as in one long answer."""
     policy = policies.sarathi(chunk_size=32, max_num_seqs=SEATS, faithful=True)
-    served = serve_all(engine_for(model, policy, positions=320), requests)
+    served = serve_all(engine_for(model, policy, positions=192, swap=12), requests)
     assert served.preemptions > 0
     longer = [len(ours) > len(theirs) for ours, theirs in zip(served.tokens, alone, strict=True)]
     sampled = [bool(ask.settings.get("temperature")) for ask in requests]

@@ -135,15 +135,15 @@ def test_decisions_and_tokens_are_those_without_sharing(model, asked, name):
 def test_samples_are_requests_with_those_seeds(model):
     engine = engine_for(model, vllm())
     answers = engine.generate([PROMPT, PROMPT[:20]], n=3, **DRAWN)
+    greedy = engine.generate([PROMPT], n=3, max_tokens=8, ignore_eos=True)
+    assert len({answer.token_ids for answer in greedy}) == 1
+    assert engine.compilations_since_start == 0
     alone = engine_for(model, vllm(), share=False)
     for index, answer in enumerate(answers):
         prompt = PROMPT if index < 3 else PROMPT[:20]
         settings = DRAWN | dict(seed=sample_seed(5, index % 3))
         assert answer.token_ids == alone.generate([prompt], **settings)[0].token_ids
     assert len({answer.token_ids for answer in answers}) == 6
-    assert engine.compilations_since_start == 0
-    greedy = engine.generate([PROMPT], n=3, max_tokens=8, ignore_eos=True)
-    assert len({answer.token_ids for answer in greedy}) == 1
     with pytest.raises(ValueError, match="n = 0"):
         engine.generate([PROMPT], n=0)
 
