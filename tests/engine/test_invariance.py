@@ -45,8 +45,8 @@ def engine_for(model, policy, *, block_size=16, positions=AMPLE, rungs=None, deb
     # The same limits and ladder wherever the case allows it, so that programs are shared.
     return Engine(
         model, policy=policy, block_size=block_size, num_blocks=positions // block_size,
-        swap_blocks=swap, max_length=LENGTH, iteration_tokens=TOKENS, ladder=rungs or small_ladder(TOKENS, SEATS),
-        debug=debug,
+        swap_blocks=swap, max_length=LENGTH, iteration_tokens=TOKENS,
+        ladder=rungs or small_ladder(TOKENS, SEATS), debug=debug,
     )
 
 
