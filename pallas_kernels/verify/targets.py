@@ -61,7 +61,9 @@ class Target:
                 "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost",
                 "TPU_WORKER_ID": "0", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_MIN_LOG_LEVEL": "3",
             }
-        return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **own}
+        # What somebody asked of the compiler for a CPU would change the program for this chip.
+        inherited = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+        return {**inherited, "TF_CPP_MIN_LOG_LEVEL": "3", **own}
 
     def device(self) -> Any:
         """The chip, as jax describes one that is not there."""
