@@ -22,7 +22,7 @@ from cbjax.parity.driver import run_on_host
 from tests.policies.beside import CASES, LIMITS, Case, mismatch, oracle_log
 
 # The oracle tests hold these to every decision already; their programs take long to compile.
-SLOW = {"sglang", "sglang_radix", "sarathi", "transformers", "ollama remembering"}
+SLOW = {"sglang", "sglang_radix", "sarathi", "tgi_radix", "transformers", "ollama remembering"}
 
 
 @pytest.mark.parametrize(

@@ -68,8 +68,8 @@ POLICIES = {
 @pytest.mark.parametrize(
     "name",
     [
-        "vllm", "transformers ahead",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("sglang", "static")),
+        "vllm",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in sorted({*POLICIES} - {"vllm"})),
     ],
 )
 def test_decisions_and_tokens_are_those_of_one_at_a_time(model, requests, name):

@@ -56,7 +56,7 @@ def test_every_flag_of_a_line_is_read():
     assert server.knobs == dict(
         max_num_seqs=64, max_num_batched_tokens=25_600, enable_chunked_prefill=False,
         enable_prefix_caching=True, scheduler_reserve_full_isl=False, policy="priority",
-        long_prefill_token_threshold=1024, watermark=0.02,
+        long_prefill_token_threshold=1024, watermark=0.02, prefix_visible_at="schedule",
     )
     settings = server.settings
     assert (settings.model, settings.dtype, settings.kv_dtype) == ("org/model", "bfloat16", "fp8")

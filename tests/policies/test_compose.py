@@ -62,9 +62,10 @@ def test_composed_policy_decides_as_its_oracle(examples, report_line):
         f"composed beside its oracle: {seen['workloads']} workloads, {seen['iterations']} "
         "iterations, 0 differences"
     )
-    least = 1 if examples < 1000 else 50
-    for victim in ("fewest_outputs", "lowest_priority", "longest_prompt", "most_blocks"):
-        assert seen[victim] >= least, seen
+    victims = ("fewest_outputs", "lowest_priority", "longest_prompt", "most_blocks")
+    assert sum(seen[victim] for victim in victims) >= examples / 10, seen
+    if examples >= 1000:  # fewer may miss a rule altogether
+        assert min(seen[victim] for victim in victims) >= 20, seen
     assert not seen["none"]
 
 

@@ -115,6 +115,9 @@ class Server:
     def alive(self) -> int:
         return self.loop.alive
 
+    def expect(self, arrivals: bool) -> None:
+        """It makes no difference here."""
+
     def accept(self, request: WorkloadRequest, due_s: float) -> int:
         self.loop.submit(Arrival(
             request.request_id, request.prompt_tokens or 0, max_tokens=request.max_tokens or 0,
