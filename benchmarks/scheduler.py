@@ -93,7 +93,7 @@ def _inbox(requests, state, first, now, limits: Limits) -> Inbox:
     )
 
 
-@partial(jax.jit, static_argnames=("limits",), compiler_options=compiler.OPTIONS)
+@partial(jax.jit, static_argnames=("limits",), compiler_options=compiler.options())
 def in_loop(policy, state, requests, first, start, count, limits: Limits):
     """`count` iterations; returns the state, the next request and what was done."""
     tokens, stopped = jnp.zeros(limits.rows, jnp.int32), jnp.zeros(limits.rows, bool)

@@ -8,8 +8,12 @@ first compiles anything). Results are the same without them, at two to three tim
 """
 
 import os
+from functools import cache
+from typing import Any
 
-OPTIONS = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
+_WANTED: dict[str, Any] = {
+    "xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1
+}
 _SETTING = "xla_cpu_small_while_loop_byte_threshold"
 _FLAG = "--xla_backend_extra_options"
 
@@ -26,3 +30,21 @@ def ask_for_one_kernel() -> bool:
     if _FLAG not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {_FLAG}={_SETTING}={10**12}".strip()
     return _SETTING in os.environ["XLA_FLAGS"]
+
+
+@cache
+def options() -> dict[str, Any] | None:
+    """The settings asked for per program, as far as this jax knows them; None off the CPU."""
+    import jax  # here, because the bound has to be asked for before
+
+    if jax.default_backend() != "cpu":
+        return None
+
+    def knows(name: str, value: Any) -> bool:
+        try:
+            jax.jit(lambda: 0, compiler_options={name: value}).lower().compile()
+        except jax.errors.JaxRuntimeError:  # jax 0.12 has no fusion emitters to do without
+            return False
+        return True
+
+    return {name: value for name, value in _WANTED.items() if knows(name, value)}

@@ -62,7 +62,7 @@ def compiled_advance() -> Callable[..., Run]:
     """`advance`, compiled as suits the device; the run is donated."""
     return jax.jit(
         advance, static_argnames=("shape",), donate_argnames=("run",),
-        compiler_options=compiler.OPTIONS if jax.default_backend() == "cpu" else None,
+        compiler_options=compiler.options(),
     )
 
 
