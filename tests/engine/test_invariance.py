@@ -196,8 +196,10 @@ def test_a_corrupted_block_is_noticed(model, requests, alone):
     assert serve_all(engine, requests, after_step=corrupt).tokens != alone
 
 
-def test_a_token_keeps_its_key_when_max_tokens_starts_again(model, requests, alone):
+def test_a_token_keeps_its_key_when_max_tokens_starts_again(request, model, requests, alone):
     """The fault lengthens answers; every token is drawn as in one long answer."""
+    if "smollm2" in request.node.name:
+        pytest.skip("keys do not depend on weights, and long answers take minutes with real ones")
     policy = policies.sarathi(chunk_size=32, max_num_seqs=SEATS, faithful=True)
     served = serve_all(engine_for(model, policy, positions=192, swap=12), requests)
     assert served.preemptions > 0
