@@ -98,7 +98,7 @@ class Replayed:
         self.iteration += 1
         rows = state.rows
         # The simulator's made-up answers: prefixes may be found in them.
-        tokens = np.asarray(answer_token(rows.request, rows.known - rows.prompt))
+        tokens = np.asarray(answer_token(rows.request, state.outputs))
         return tokens, np.zeros(len(tokens), bool)
 
 
