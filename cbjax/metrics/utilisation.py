@@ -1,5 +1,6 @@
 """Statistics over iterations: time, tokens and KV memory, each as a share of something named."""
 
+import math
 from collections.abc import Mapping
 
 import polars as pl
@@ -13,8 +14,8 @@ def share(part: float | None, whole: float | None) -> float | None:
 
 
 def total(values: pl.Series) -> float:
-    """The sum of a numeric column; 0 for an empty one."""
-    return float(values.sum())  # type: ignore[arg-type]
+    """The sum of a numeric column, rounded once, so that it depends on no order; 0 if empty."""
+    return math.fsum(values.drop_nulls().to_list())
 
 
 def iteration_metrics(
@@ -57,7 +58,8 @@ def iteration_metrics(
     ran_s, host_s = total(rows["duration_s"]), total(rows["host_s"])
     host_ms = share(1e3 * host_s, total(rows["repeats"]))
     longest = rows["left"].max()
-    reasons = rows.filter(pl.col("waited_s") > 0).group_by("limited_by").agg(pl.sum("waited_s"))
+    waited = rows.filter(pl.col("waited_s") > 0).partition_by("limited_by", as_dict=True)
+    reasons = {str(word): total(part["waited_s"]) for (word,), part in waited.items()}
     return {
         "iterations": int(total(rows["repeats"])),
         "busy_fraction": share(total(rows["busy_s"]), window.duration_s),
@@ -67,7 +69,7 @@ def iteration_metrics(
         "mean_running": share(total(rows["running"] * rows["duration_s"]), ran_s),
         "max_waiting": int(longest or 0),  # type: ignore[arg-type]
         "backlog_iterations": int(total(rows.filter(pl.col("backlog") > 0)["repeats"])),
-        "waiting_s_by_reason": dict(sorted(reasons.iter_rows())),
+        "waiting_s_by_reason": dict(sorted(reasons.items())),
     }
 
 

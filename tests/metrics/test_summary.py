@@ -283,3 +283,23 @@ def test_leaped_iterations_count_as_many():
     summary = summarise(tables.requests, tables.iterations, window=(0.0, 5.0), backend="test")
     assert summary["metrics"]["iterations"] == 5
     assert isinstance(tables.iterations, pl.DataFrame)
+
+
+def test_sums_of_iterations_do_not_depend_on_the_order_in_which_they_are_added():
+    """A table library adds a column in as many parts as the machine has threads."""
+    recorder = Recorder()
+    for start_s, waiting in enumerate([3, 1, 2, 7, 5, 1] * 20):
+        recorder.iteration(IterationEvent(
+            start_s=start_s / 7, duration_s=0.1 + 1 / (3 + waiting), grants=[], waiting=waiting,
+            limited_by="blocks",
+        ))
+    tables = recorder.tables()
+    metrics = summarise(
+        tables.requests, tables.iterations, window=(0.0, 99.0), backend="test"
+    )["metrics"]
+    start = tables.iterations["start_s"].to_list()
+    until = [*start[1:], start[-1] + tables.iterations["duration_s"][-1]]
+    waiting = tables.iterations["waiting"].to_list()
+    products = [w * (u - s) for s, u, w in zip(start, until, waiting, strict=True)]
+    assert metrics["waiting_s_by_reason"] == {"blocks": math.fsum(products)}
+    assert math.fsum(products) != sum(products)
