@@ -114,24 +114,20 @@ def record(turn: Turn, recorder: Recorder) -> list[tuple[int, float]]:
         recorder.visible(request_id, step.begun_s)
     for request_id, refusal in step.refused:
         recorder.refused(request_id, step.begun_s, f"{refusal.word}: {refusal.sentence}")
-    finished: list[tuple[int, str]] = []
-    if step.emitted is not None and step.rung is not None:
-        event = _event(turn)
-        recorder.iteration(event)
-        finished = list(event.finished)
+    event = _event(turn)
+    recorder.iteration(event)
     for request_id, reason, error in turn.ended:
         recorder.ended(request_id, step.told_s, reason, error)
     return [
         *((request_id, step.begun_s) for request_id, _ in step.refused),
-        *((request_id, step.told_s) for request_id, _ in finished),
+        *((request_id, step.told_s) for request_id, _ in event.finished),
         *((request_id, step.told_s) for request_id, _, _ in turn.ended),
     ]
 
 
 def _event(turn: Turn) -> IterationEvent:
     step, plan = turn.step, turn.step.plan
-    emitted = step.emitted
-    assert emitted is not None and step.rung is not None
+    emitted, rung = step.emitted, step.rung
     grants = [
         (int(plan.requests[row]), int(tokens), int(fresh), "prefill" if prefill else "decode")
         for row, tokens, fresh, prefill in zip(
@@ -153,10 +149,12 @@ def _event(turn: Turn) -> IterationEvent:
     return IterationEvent(
         start_s=step.start_s, duration_s=step.end_s - step.start_s, told_s=step.told_s,
         host_s=(step.start_s - step.begun_s) + (step.done_s - step.end_s),
-        rung=str(step.rung), rung_tokens=step.rung.tokens, extra_tokens=int(plan.extra_tokens),
+        rung="" if rung is None else str(rung), rung_tokens=0 if rung is None else rung.tokens,
+        computed=rung is not None, extra_tokens=int(plan.extra_tokens),
         grants=grants, admitted=step.ids(plan.admitted), cached=cached,
         preempted=step.ids(plan.preempted),
-        swapped=step.ids(plan.swapped_out), emitted=step.ids(emitted.emitted),
+        swapped=step.ids(plan.swapped_out),
+        emitted=[] if emitted is None else step.ids(emitted.emitted),
         delivered=turn.delivered, finished=finished, running=int(plan.num_running),
         waiting=int(plan.num_waiting), backlog=int(plan.backlog),
         used_blocks=step.num_blocks - int(plan.free_blocks), free_blocks=int(plan.free_blocks),

@@ -14,7 +14,7 @@ Kind = Literal["prefill", "decode"]
 
 @dataclass(frozen=True)
 class IterationEvent:
-    """One iteration of the loop, told when its tokens are known on the host.
+    """One turn of the loop, told when its tokens are known on the host.
 
     All times are seconds since the start of the clock. The iteration's tokens exist at
     `start_s + duration_s`; `host_s` is host work for this iteration outside of `duration_s`.
@@ -58,6 +58,9 @@ class IterationEvent:
     iterations; None: at the end of this one."""
     repeats: int = 1
     """Iterations this event stands for (a leap); token counts are totals over them."""
+    computed: bool = True
+    """False: nothing was computed, requests were only moved on or off their seats or told of their
+    end. It is no iteration."""
 
     @property
     def end_s(self) -> float:

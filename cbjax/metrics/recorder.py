@@ -81,6 +81,7 @@ class Recorder:
         self._lane_of: dict[int, int] = {}
         self._free_lanes: list[int] = []
         self._lanes = 0
+        self._moved = [0, 0, 0]  # preempted, admitted, finished since the last iteration's row
 
     def submitted(
         self,
@@ -150,7 +151,10 @@ class Recorder:
         self._deliver(self._find(request_id), float(time_s), tokens)
 
     def iteration(self, event: IterationEvent) -> None:
-        """One iteration happened; events come in order of time.
+        """One turn of the loop happened; events come in order of time.
+
+        A turn that computed nothing has no row; whom it moved, and whose end was told in it, count
+        for the iteration after it.
 
         Raises:
             ValueError: the event names a request that was never submitted.
@@ -168,10 +172,11 @@ class Recorder:
                 request.swaps += request_id in swapped
             lane = self._leave_lane(request_id)
             self._schedule.append((number, request.request_id, lane, "preempted", 0, *span))
-        for request_id in event.admitted:
-            self._admit(self._find(request_id), span[0])
         for request_id, tokens in event.cached:
             self._find(request_id).cached_prompt_tokens = int(tokens)
+        # A request is admitted when something is computed for it at the earliest.
+        for request_id in event.admitted if event.computed else ():
+            self._admit(self._find(request_id), span[0])
 
         by_kind = {"prefill": 0, "decode": 0}
         for request_id, tokens, first_time_tokens, kind in event.grants:
@@ -192,29 +197,36 @@ class Recorder:
         for request_id, finish_reason in event.finished:
             self.ended(request_id, told_s, finish_reason)
 
-        scheduled = by_kind["prefill"] + by_kind["decode"]
+        moved = len(event.preempted), len(event.admitted), len(event.finished)
+        self._moved = [sum(counts) for counts in zip(self._moved, moved, strict=True)]
+        if event.computed:
+            self._add_row(number, event, by_kind["prefill"], by_kind["decode"])
+
+    def _add_row(self, number: int, event: IterationEvent, prefill: int, decode: int) -> None:
+        """The iteration's own rows."""
+        scheduled = prefill + decode
         self._iterations.append(
             (
                 number,
-                *span,
+                float(event.start_s),
+                float(event.duration_s),
                 float(event.host_s),
                 event.rung,
                 scheduled,
-                by_kind["prefill"],
-                by_kind["decode"],
+                prefill,
+                decode,
                 max(int(event.rung_tokens) - scheduled, int(event.extra_tokens)),
                 int(event.running),
                 int(event.waiting),
                 int(event.backlog),
                 int(event.used_blocks),
                 int(event.free_blocks),
-                len(event.preempted),
-                len(event.admitted),
-                len(event.finished),
+                *self._moved,
                 event.limited_by,
                 int(event.repeats),
             )
         )
+        self._moved = [0, 0, 0]
         self._memory.append(
             (
                 number,

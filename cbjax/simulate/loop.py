@@ -119,17 +119,18 @@ def _iteration(policy: Policy, pace: Pace, run: Run, shape: Shape) -> Run:
         )
     else:
         stalls = jnp.bool_(False)
+    reseats = jnp.any(plan.admitted | plan.preempted)
     if shape.rows:
-        run = replace(
-            run, log=log.write_one(run.log, run.rows, plan, start, spent, stalls, finished)
-        )
+        run = replace(run, log=log.write_one(
+            run.log, run.rows, plan, start, spent, stalls, finished, executes
+        ))
         run = _write_page(run, plan, emitted, clock, end)
-    moved = (total > 0) | jnp.any(plan.admitted | plan.preempted | (plan.refused != 0))
+    moved = (total > 0) | reseats | jnp.any(plan.refused != 0)
     moved |= jnp.any(plan.entered != NO_ROW) | jnp.any(plan.turned_away != 0)
     sleeps = plan.wake.seconds < _never()
     stuck = ~moved & ~sleeps & (plan.num_waiting + plan.num_running > 0)
     return replace(
-        run, iteration=run.iteration + executes, rows=run.rows + executes,
+        run, iteration=run.iteration + executes, rows=run.rows + (executes | reseats),
         idle=jnp.where(stuck, run.idle + 1, 0), limited_by=plan.limited_by,
     )
 

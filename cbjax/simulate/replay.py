@@ -1,6 +1,6 @@
 """From the plans of a simulation to a recorder's events: the exact time of every token.
 
-One event per iteration, as the engine tells them, so the recorder makes the same tables of both.
+One event per turn, as the engine tells them, so the recorder makes the same tables of both.
 """
 
 from collections.abc import Sequence
@@ -129,7 +129,8 @@ def _event(done: Simulated, plan: Any, emitted: Any, facts, rung: int, held) -> 
         )
     host = done.pace.host
     return IterationEvent(
-        start_s=_seconds(facts, "start"), duration_s=_seconds(facts, "duration"),
+        start_s=_seconds(facts, "start"),
+        duration_s=_seconds(facts, "duration") if facts["computed"] else 0.0,
         host_s=int(host.seconds) + int(host.nanoseconds) / NANOSECONDS,
         rung=str(done.rungs.rungs[rung]), rung_tokens=done.rungs.rungs[rung].tokens,
         extra_tokens=facts["extra_tokens"], grants=grants, admitted=ids(plan.admitted),
@@ -140,6 +141,7 @@ def _event(done: Simulated, plan: Any, emitted: Any, facts, rung: int, held) -> 
         free_blocks=facts["free_blocks"], live_tokens=facts["live_tokens"],
         block_size=int(done.system.block_size),
         limited_by=LimitedBy(facts["limited_by"]).word, compiled=bool(facts["compiled"]),
+        computed=bool(facts["computed"]),
     )
 
 

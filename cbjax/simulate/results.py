@@ -164,8 +164,20 @@ def _told(done: Simulated, column: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _columns(done: Simulated) -> dict[str, np.ndarray]:
+    """The log by column, one value per iteration.
+
+    What moved on or off its seat since the iteration before counts for the next.
+    """
     rows = done.iterations.astype(np.int64)
-    return {name: rows[:, place] for place, name in enumerate(log.COLUMNS)}
+    column = {name: rows[:, place] for place, name in enumerate(log.COLUMNS)}
+    computed = column["computed"] > 0
+    for name in ("preempted", "admitted"):
+        so_far = np.cumsum(column[name])[computed]
+        column[name] = np.diff(so_far, prepend=0)
+    return {
+        name: values if name in ("preempted", "admitted") else values[computed]
+        for name, values in column.items()
+    }
 
 
 def _seconds(column: Mapping[str, np.ndarray], name: str) -> np.ndarray:

@@ -31,7 +31,7 @@ class Shape:
         limits: the capacities.
         lanes: K, most iterations of a leap; 0 = no leaps are compiled in.
         turns: most turns of one call.
-        rows: iterations that the log holds per call; 0 = no log.
+        rows: of the log per call, one per iteration or turn that moves requests; 0 = no log.
         pages: whole plans are kept, for the exact record of every token.
         gaps: count the gaps between tokens.
         closed: a closed loop.

@@ -35,8 +35,8 @@ class Simulated:
         kept: one row per request, columns `book.COLUMNS`; times are seconds and nanoseconds.
         prompt: prompt tokens of each.
         gaps: histogram of the gaps between tokens, see `histogram`.
-        iterations: one row per iteration, columns `log.COLUMNS`; none if they were not logged.
-        pages: (Plan, Emitted, begin, end) stacked per iteration, or None.
+        iterations: one row per turn of the log, columns `log.COLUMNS`; none if it was not kept.
+        pages: (Plan, Emitted, begin, end) of each row of `iterations`, stacked; or None.
         iteration_count: iterations.
         turns: turns of the loop that they took; fewer where the loop leaped.
         system: block size and blocks.

@@ -5,7 +5,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from cbjax import policies
 from cbjax.core import invariants
@@ -19,6 +19,7 @@ from cbjax.core.schedule import schedule_jit
 from cbjax.core.state import initial_state
 from cbjax.core.time import Time
 from cbjax.parity.driver import run_on_host
+from tests.drawn import drawn
 from tests.policies.beside import CASES, LIMITS, Case, mismatch, oracle_log
 
 # The oracle tests hold these to every decision already; their programs take long to compile.
@@ -37,10 +38,7 @@ SLOW = {"sglang", "sglang_radix", "sarathi", "tgi_radix", "transformers", "ollam
 def test_invariants_hold_after_every_verb(name, examples):
     """FAULTS A11, C10: over random workloads, preemptions and aborts among them."""
 
-    @settings(
-        max_examples=examples, deadline=None, derandomize=True, database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @drawn(examples)
     @given(case=CASES[name])
     def hold(case: Case):
         last = None

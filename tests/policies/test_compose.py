@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from cbjax import policies
 from cbjax.core import parts, victims
@@ -14,6 +14,7 @@ from cbjax.core.limits import system
 from cbjax.core.state import initial_state
 from cbjax.parity.driver import compilations
 from cbjax.parity.workload import Request, Workload
+from tests.drawn import drawn
 from tests.policies.beside import (
     LIMITS,
     ORACLES,
@@ -28,14 +29,6 @@ from tests.policies.oracles.composed import Composed, cases
 ORACLES["composed"] = Composed
 
 
-def quiet(examples: int):
-    """The same examples in every run."""
-    return settings(
-        max_examples=examples, deadline=None, derandomize=True, database=None,
-        suppress_health_check=list(HealthCheck),
-    )
-
-
 PLAIN = dict(
     order="arrival", admit="whole_prompt_fits", chunk="fcfs_chunks", victim="last_admitted",
     max_num_batched_tokens=48, max_num_seqs=4, watermark=0.0,
@@ -46,7 +39,7 @@ PLAIN = dict(
 def test_composed_policy_decides_as_its_oracle(examples, report_line):
     seen: Counter = Counter()
 
-    @quiet(examples)
+    @drawn(examples)
     @given(case=cases())
     def agree(case):
         log = array_log(case)
@@ -73,7 +66,7 @@ def test_the_parts_of_vllm_decide_as_vllm(report_line):
     """No second scheduler hides in the frame: equal to the oracle of the system itself."""
     seen: Counter = Counter()
 
-    @quiet(150)
+    @drawn(150)
     @given(case=vllm_cases())
     def agree(case):
         knobs = case.knobs | dict(long_prefill_token_threshold=0, watermark=0.0, policy="fcfs")

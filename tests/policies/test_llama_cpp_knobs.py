@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import jax.numpy as jnp
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from cbjax import policies
 from cbjax.core.invariants import check
@@ -14,6 +14,7 @@ from cbjax.core.state import initial_state
 from cbjax.engine import Engine
 from cbjax.models import load_model
 from cbjax.parity.driver import run_on_host
+from tests.drawn import drawn
 from tests.engine.serving import Ask, serve_all, small_ladder
 from tests.policies.beside import CASES, LIMITS, array_log, mismatch, oracle_log
 from tests.policies.test_llama_cpp import THREE, A, B, both, case, cleared
@@ -96,10 +97,7 @@ def test_a_slot_must_hold_the_longest_sequence():
 
 @pytest.mark.parametrize("name", ["llama_cpp", "llama_cpp remembering"])
 def test_invariants_hold_after_every_verb(name):
-    @settings(
-        max_examples=10, deadline=None, derandomize=True, database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @drawn(10)
     @given(case=CASES[name])
     def hold(case):
         before = None

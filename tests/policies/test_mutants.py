@@ -7,11 +7,12 @@ from unittest import mock
 
 import jax.numpy as jnp
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given
 
 from cbjax.core import receive, rules, schedule, victims
 from cbjax.core.decision import Requeue
 from cbjax.core.rows import NO_ROW
+from tests.drawn import drawn
 from tests.policies.beside import CASES, array_log, mismatch, oracle_log
 
 VLLM = sys.modules["cbjax.policies.vllm"]
@@ -21,10 +22,7 @@ ORCA = sys.modules["cbjax.policies.orca"]
 def noticed(name, mutate, examples=150) -> bool:
     """Whether the comparison finds a difference once the policy is mutated."""
 
-    @settings(
-        max_examples=examples, deadline=None, derandomize=True, database=None,
-        phases=[Phase.generate], suppress_health_check=list(HealthCheck),
-    )
+    @drawn(examples, phases=[Phase.generate])
     @given(case=CASES[name])
     def agree(case):
         assert mismatch(array_log(case, mutate(case.policy())), oracle_log(case)) is None

@@ -3,8 +3,9 @@
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
+from tests.drawn import drawn
 from tests.policies.beside import CASES, array_log, mismatch, oracle_log
 
 QUICK = {
@@ -20,10 +21,7 @@ def compare(name: str, examples: int) -> Counter:
     """Draw workloads, the same in every run, step both, and count what happened in them."""
     seen: Counter = Counter()
 
-    @settings(
-        max_examples=examples, deadline=None, derandomize=True, database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @drawn(examples)
     @given(case=CASES[name])
     def agree(case):
         log = array_log(case)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from cbjax import policies
 from cbjax.core.limits import system
@@ -13,6 +13,7 @@ from cbjax.parity.systems import format_of
 from cbjax.parity.systems.sarathi import FORMAT, read
 from cbjax.parity.traces import first_difference, load, replay
 from cbjax.parity.workload import Request, Workload
+from tests.drawn import drawn
 from tests.policies.beside import LIMITS, Case, array_log, mismatch, oracle_log
 from tests.policies.oracles.sarathi import SCHEDULERS, OriginalRaises, cases
 from tests.policies.test_oracles import compare, describe
@@ -291,10 +292,7 @@ def test_array_policy_decides_as_its_oracle(examples, report_line):
 def test_faults_are_those_of_the_original(examples):
     """Beside the oracle with its faults, up to where the original dies or is stopped."""
 
-    @settings(
-        max_examples=examples, deadline=None, derandomize=True, database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @drawn(examples)
     @given(case=cases(faithful=True))
     def agree(case):
         case = with_end(case, 80)

@@ -5,7 +5,7 @@ from fractions import Fraction
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cbjax import policies
@@ -14,6 +14,7 @@ from cbjax.core.state import initial_state
 from cbjax.parity.driver import run
 from cbjax.parity.workload import Request, Workload
 from cbjax.policies import _sglang_ratio as ratios
+from tests.drawn import drawn
 from tests.policies.beside import LIMITS, Case, array_log, mismatch, oracle_log
 from tests.policies.test_oracles import compare, describe
 
@@ -274,7 +275,7 @@ def _share(ratio, part, whole, tokens, wanted):
     )
 
 
-@settings(max_examples=300, deadline=None, database=None, derandomize=True)
+@drawn(300)
 @given(
     whole=st.integers(1, 2000), part=st.integers(0, 3000), tokens=st.integers(0, 1 << 20),
     off=st.integers(-2, 2),

@@ -4,8 +4,9 @@ import sys
 
 import jax.numpy as jnp
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
+from tests.drawn import drawn
 from tests.policies.beside import CASES, array_log
 from tests.policies.test_mutants import noticed, with_knob, with_rules
 from tests.policies.test_oracles import compare, describe
@@ -55,10 +56,7 @@ def test_invariants_of_every_decision():
     """Budget kept; no pause but in MAX_UTILIZATION; nobody who decodes is left out."""
     kinds = set()
 
-    @settings(
-        max_examples=150, deadline=None, derandomize=True, database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @drawn(150)
     @given(case=CASES["tensorrt_llm"])
     def hold(case):
         kind, budget = case.knobs["capacity_scheduler_policy"], case.knobs["max_num_tokens"]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cbjax import policies
@@ -18,6 +18,7 @@ from cbjax.parity.systems import format_of
 from cbjax.parity.traces import compare as compare_trace
 from cbjax.parity.traces import load
 from cbjax.parity.workload import Request, Workload, output_token
+from tests.drawn import drawn
 from tests.policies.beside import LIMITS, SHARED, Case, array_log, mismatch, oracle_log
 from tests.policies.oracles import transformers
 from tests.policies.oracles.sglang_texts import related
@@ -72,10 +73,7 @@ def compare(examples) -> Counter:
     """Draw workloads, the same in every run, step both, and count what happened in them."""
     seen: Counter = Counter()
 
-    @settings(
-        max_examples=examples, deadline=None, derandomize=True, database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @drawn(examples)
     @given(case=cases())
     def agree(case):
         log = array_log(case)

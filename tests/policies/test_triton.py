@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from cbjax import policies
 from cbjax.parity.driver import run_watched
 from cbjax.parity.workload import Request, Workload
+from tests.drawn import drawn
 from tests.policies.beside import CASES, LIMITS, Case, array_log, mismatch, oracle_log
 from tests.policies.test_mutants import noticed, with_knob
 from tests.policies.test_oracles import compare, describe
@@ -246,10 +247,7 @@ def test_impossible_values_are_named(knobs, word):
 def test_invariants_of_every_decision():
     """No batch is joined or split; without delay an idle instance leaves nobody waiting."""
 
-    @settings(
-        max_examples=150, deadline=None, derandomize=True, database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @drawn(150)
     @given(case=CASES["triton"])
     def hold(case):
         running: set[int] = set()
@@ -269,10 +267,7 @@ def test_invariants_of_every_decision():
 def test_an_override_without_a_default_changes_nothing():
     """Over random workloads, deadlines and all."""
 
-    @settings(
-        max_examples=40, deadline=None, derandomize=True, database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @drawn(40)
     @given(case=CASES["triton"])
     def same(case):
         without = case.knobs | dict(default_timeout_microseconds=0, allow_timeout_override=False)

@@ -5,10 +5,11 @@ from collections import Counter
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from cbjax.simulate import costs
 from cbjax.simulate.results import tables
+from tests.drawn import drawn
 from tests.policies.beside import CASES
 from tests.simulate.against import run
 
@@ -63,10 +64,7 @@ def check(case, done) -> Counter:
 def obeys(name: str, examples: int) -> Counter:
     seen: Counter = Counter()
 
-    @settings(
-        max_examples=examples, deadline=None, derandomize=True, database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @drawn(examples)
     @given(case=CASES[name])
     def laws_hold(case):
         done = run(case, COST, pace=3.0)

@@ -3,9 +3,10 @@
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from cbjax.simulate import costs
+from tests.drawn import drawn
 from tests.policies.beside import CASES
 from tests.policies.oracles import composed
 from tests.simulate.against import differences, run
@@ -26,10 +27,7 @@ def compare(name: str, examples: int) -> Counter:
     """Draw systems and workloads, leap and walk, and count what was leaped over."""
     seen: Counter = Counter()
 
-    @settings(
-        max_examples=examples, deadline=None, derandomize=True, database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @drawn(examples)
     @given(case=DRAWN[name])
     def same(case):
         cost = COSTS[seen["workloads"] % 2]
