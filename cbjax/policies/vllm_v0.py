@@ -227,12 +227,13 @@ def _admit(knobs: dict, carried: _Carried, view: View, queue, open_, chunks: boo
     rows = view.rows
     waiting = view.waiting & (rows.status != Status.SWAPPED)
     needs = blocks_for(rows.known, view.system.block_size)
-    never = (rows.status == Status.WAITING) & (
-        needs + carried.watermark > view.system.num_blocks
-    )
     waited = time.as_float(time.subtract(view.clock, rows.arrival))
     patience = jnp.float32(knobs["scheduler_delay_factor"]) * carried.latency
     held_back = (patience > 0) & (waited <= patience) & (view.num_running > 0)
+    # Who is held back is not looked at: its refusal waits too, and so do those behind it.
+    never = (rows.status == Status.WAITING) & ~held_back & (
+        needs + carried.watermark > view.system.num_blocks
+    )
 
     def offer(row, queue: rules.Queue) -> rules.Offer:
         tokens, lacks = rows.known[row], needs[row]
@@ -253,7 +254,7 @@ def _admit(knobs: dict, carried: _Carried, view: View, queue, open_, chunks: boo
     after = _walk(view, queue, offer, open_ & waiting & ~never)
     rest = waiting & ~never & ~after.admit
     stop = jnp.min(jnp.where(rest, rows.queue_order, _LAST))
-    refused = open_ & never & (rows.queue_order < stop) & ~held_back
+    refused = open_ & never & (rows.queue_order < stop)
     refuse = jnp.where(refused, int(Refusal.NEVER_FITS), int(Refusal.NONE))
     return after, refuse.astype(jnp.int32)
 

@@ -191,6 +191,7 @@ FAULTS = {
                 )
             )
         ),
+        600,  # it takes two victims in one iteration
     ),
     "what fits is lost": (
         "llama_cpp", with_rules((POLICY, "_what_fits", lambda grant, *more: jnp.zeros_like(grant))),
