@@ -274,8 +274,11 @@ class Rules:
             if not self.faithful:
                 spared = jnp.where(queue.seats < knobs["max_num_seqs"], spared, 0)
             limited_by = jnp.select(
-                [lacks > queue.free, lacks + spared > queue.free, ~fits],
-                [int(LimitedBy.BLOCKS), int(LimitedBy.WATERMARK), int(LimitedBy.BUDGET)],
+                [counted >= most, lacks > queue.free, lacks + spared > queue.free, ~fits],
+                [
+                    int(LimitedBy.BUDGET), int(LimitedBy.BLOCKS), int(LimitedBy.WATERMARK),
+                    int(LimitedBy.BUDGET),
+                ],
                 int(LimitedBy.QUEUE_EMPTY),
             )
             return rules.Offer(tokens, owns, limited_by, counted + counts)

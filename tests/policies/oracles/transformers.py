@@ -60,6 +60,7 @@ class Transformers(Pool):
         self.preempted: list[Job] = []
         self.offloaded: list[Job] = []
         self.restored: list[Job] = []
+        self.walk: list[Job] = []
         self.attempts = 1
         self.stuck = False
         while not self.attempt():
@@ -114,7 +115,8 @@ class Transformers(Pool):
         scarce = self.free / self.num_blocks < self.safety_margin
         if scarce and self.evict():
             scarce = self.free / self.num_blocks < self.safety_margin
-        for job in self.candidates():
+        self.walk = self.candidates()
+        for job in self.walk:
             waits = job in self.queue
             if scarce and self.scheduled and not job.decoding:
                 self.stop = "watermark"
@@ -178,7 +180,7 @@ class Transformers(Pool):
             return "freeze"
         if self.stop:
             return self.stop
-        first = self.line(waiting)[0]
+        first = next(job for job in self.walk if job in waiting)
         tokens, reads = self.left
         single = min(self.wants(first), tokens) == 1 and first.computed < self.fast_length
         return "reads" if reads < first.computed and not (self.fast and single) else "blocks"
