@@ -277,6 +277,11 @@ def test_isolated_cells_have_fresh_processes(tmp_path):
     assert isolated.failed[0].error.startswith("ConfigError: model.max_length = null")
 
 
+def test_where_compile_time_is_the_subject_every_cell_is_isolated():
+    assert cbjax.load_config("ladder").isolate
+    assert not cbjax.load_config("ladder", ["isolate=false"]).isolate
+
+
 def test_an_isolated_cell_whose_process_is_killed_fails_alone(tmp_path, monkeypatch):
     def process(command, *, input, env):
         cell, study = pickle.loads(input)
