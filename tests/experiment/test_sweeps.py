@@ -250,19 +250,6 @@ def test_hydras_own_settings_that_would_be_ignored_are_refused(capsys):
     assert "results_dir" in capsys.readouterr().err
 
 
-def test_a_notebooks_own_hydra_is_left_alone():
-    """hydra 2915, 695: GlobalHydra already initialised, config paths relative to the caller."""
-    from hydra.core.global_hydra import GlobalHydra
-
-    marker = object()
-    GlobalHydra.instance().hydra, held = marker, GlobalHydra.instance().hydra
-    try:
-        assert len(cbjax.load_config("worked_example").cells) == 2
-        assert GlobalHydra.instance().hydra is marker
-    finally:
-        GlobalHydra.instance().hydra = held
-
-
 @pytest.mark.slow
 def test_isolated_cells_have_fresh_processes(tmp_path):
     """hydra 2187: state leaked between the jobs of a process. The row says which it was."""
