@@ -2,7 +2,7 @@
 
     python experiments/view.py results/admission/<hash> -o admission.pdf
     python experiments/view.py results/admission/<hash> --metrics preemptions ttft_s.p95
-    python experiments/view.py results/priorities/<hash> --view classes -o priorities.pdf
+    python experiments/view.py results/priorities/<hash> --view curves -o priorities.pdf
 """
 
 import json
@@ -15,11 +15,14 @@ from cbjax.report.views import get
 
 if __name__ == "__main__":
     parser = parser_of(__doc__)
-    parser.add_argument("--view", default="curves", help="a file of cbjax/report/views")
+    parser.add_argument("--view", help="which of study.views; its first unless told")
     parser.add_argument("--metrics", nargs="+", help="panels, columns of collect_runs")
     given = parser.parse_args()
-    options = json.loads((given.study / "study.json").read_text())["views"][given.view]
-    if given.metrics:
-        options["metrics"] = given.metrics
-    figure = get(given.view)(collect_runs(given.study), given.study, **options)
-    print(save(figure, given.output or given.study / "figures" / f"{given.view}.png"))
+    views = json.loads((given.study / "study.json").read_text())["views"]
+    view = given.view or next(iter(views), None)
+    if view not in views:
+        asked = ", ".join(views) or "none"
+        raise SystemExit(f"--view {view}: {given.study} asks for {asked} (study.views)")
+    options = views[view] | ({"metrics": given.metrics} if given.metrics else {})
+    figure = get(view)(collect_runs(given.study), given.study, **options)
+    print(save(figure, given.output or given.study / "figures" / f"{view}.png"))

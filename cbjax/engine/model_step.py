@@ -87,21 +87,23 @@ class ModelExecutor:
     ) -> tuple[State, Dispatch]:
         """Compute the plan and what is decided after it, as `megastep` says; waits for the end."""
         greedy = self._greedy(host_plan.requests != NO_REQUEST)
-        state, done = self._run_many(
-            policy, state, plan, limits, ladder, rung, inbox, limit, ends_leave, greedy
-        )
+        shape = self._shape(limits, ladder, rung, greedy)
+        state, done = self._run_many(shape, policy, state, plan, inbox, limit, ends_leave)
         return state, jax.block_until_ready(done)
 
     def _greedy(self, rows: ArrayLike) -> bool:
         return not (self.params.temperature[np.asarray(rows)] > 0).any()
 
-    def _run_many(
-        self, policy, state, plan, limits, ladder, rung, inbox, limit, ends_leave, greedy_only
-    ) -> tuple[State, Dispatch]:
-        shape = Shape(
+    def _shape(self, limits: Limits, ladder: Ladder, rung: Rung, greedy_only: bool) -> Shape:
+        return Shape(
             self.model.config, limits, rung, ladder.rungs[: ladder.rungs.index(rung)], self.most,
             self.attention, self.model.tokenizer.vocab_size, greedy_only,
         )
+
+    def _run_many(
+        self, shape: Shape, policy: Policy, state: State, plan: Plan, inbox: Inbox, limit: int,
+        ends_leave: bool,
+    ) -> tuple[State, Dispatch]:
         state, self.keys, self.values, done = megastep(
             policy, self.model.weights, self.keys, self.values, state, plan, self.params, inbox,
             np.int32(limit), np.bool_(ends_leave), shape=shape,
@@ -137,9 +139,8 @@ class ModelExecutor:
         for done, (rung, greedy_only) in enumerate(many, len(runs)):
             if progress:
                 progress(f"compiling {rung} x {self.most}", done, total)
-            state, ran = self._run_many(
-                policy, state, idle, limits, ladder, rung, inbox, 1, False, greedy_only
-            )
+            shape = self._shape(limits, ladder, rung, greedy_only)
+            state, ran = self._run_many(shape, policy, state, idle, inbox, 1, False)
             jax.block_until_ready(ran)
         if self.host is not None:
             self.keys, self.values = self.host.warm_up(

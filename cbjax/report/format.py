@@ -56,6 +56,7 @@ SETTING_TITLES: Mapping[str, str] = {
     "policy.max_num_batched_tokens": "token budget (tokens)",
     "policy.max_num_seqs": "seats",
     "workload.arrivals.rate": "offered load (requests/s)",
+    "offered_requests_per_s": "offered load (requests/s)",
     "workload.arrivals.concurrency": "concurrent users",
     "workload.arrivals.burstiness": "burstiness (1 = Poisson, below it burstier)",
     "workload.sessions.turns.value": "turns of a conversation",

@@ -30,7 +30,7 @@ def collect_runs(path: str | Path, swept: Sequence[str] | None = None) -> pl.Dat
         one row:
 
         * `experiment`, `study_hash`, `run_hash`, `folder`, `label`, `policy`, `seed`, `backend`,
-          `offered_rate`;
+          `offered_requests_per_s` (`offered_rate` of the summary);
         * `setting_hash`: the same for runs that differ in nothing but their seeds and labels;
         * `error`: why the run failed, and no metrics; null for a finished one;
         * one column per setting under its dotted name, e.g. `kv.block_size` (lists as JSON text);
@@ -78,7 +78,7 @@ FIXED_COLUMNS = {
     "policy": pl.String(),
     "seed": pl.Int64(),
     "backend": pl.String(),
-    "offered_rate": pl.Float64(),
+    "offered_requests_per_s": pl.Float64(),
     "setting_hash": pl.String(),
     "error": pl.String(),
     "differs": pl.Boolean(),
@@ -153,7 +153,7 @@ def _read_row(folder: Path, study: Mapping[str, Any]) -> _Row:
             "run_hash": folder.name,
             "folder": str(folder),
             **told,
-            "offered_rate": summary.get("offered_rate"),
+            "offered_requests_per_s": summary.get("offered_rate"),
             "setting_hash": _setting_hash(config, environment),
             "error": summary.get("error"),
         },

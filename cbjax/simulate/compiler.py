@@ -11,6 +11,8 @@ import os
 from functools import cache
 from typing import Any
 
+import jax
+
 _WANTED: dict[str, Any] = {
     "xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1
 }
@@ -35,8 +37,6 @@ def ask_for_one_kernel() -> bool:
 @cache
 def options() -> dict[str, Any] | None:
     """The settings asked for per program, as far as this jax knows them; None off the CPU."""
-    import jax  # here, because the bound has to be asked for before
-
     if jax.default_backend() != "cpu":
         return None
 

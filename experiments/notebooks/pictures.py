@@ -140,10 +140,10 @@ def _draw_seats(axis: Axes, shot: Snapshot, names: Sequence[str], seats: int) ->
             request, tokens = shot.seats[seat]
             kind = "prefill" if shot.prefills[seat] else "decode"
             text = f"{names[request]}\n{kind} {tokens}" if tokens else f"{names[request]}\nidle"
-            axis.text(seat + 0.5, 0.5, text, ha="center", va="center", fontsize=7, color="white")
+            axis.text(seat + 0.5, 0.5, text, ha="center", va="center", fontsize=8, color="white")
     line = ", ".join(names[request] for request in shot.waiting)
     axis.text(seats + 0.5, 0.5, f"waits: {line}" if line else "", ha="center", va="center",
-              fontsize=7)
+              fontsize=8)
     _bare(axis, seats + 1)
 
 

@@ -80,7 +80,9 @@ def test_loading_again_and_again_leaves_the_process_as_it_was():
     assert os.getcwd() == folder and set(os.listdir()) == before
 
 
-def test_a_hydra_that_is_already_in_use_survives():
+def test_a_hydra_that_is_already_in_use_survives(tmp_path, monkeypatch):
+    """hydra 2915, 695: GlobalHydra already initialised, config paths relative to the caller."""
+    monkeypatch.chdir(tmp_path)
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
         load()

@@ -52,9 +52,10 @@ def test_every_page_is_linked():
 
 
 def test_results_have_a_small_figure_of_every_ablation():
-    """Each is drawn from the run that the command above it starts."""
+    """Each has the command that makes its rows and the one that draws it from them."""
     text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    drawn = re.findall(r"\+experiment=(\w+)[^#]*?!\[\1\]\(figures/\1\.svg\)", text)
+    redrawn = r"view\.py results/\1/<hash> --metrics [^#]*?!\[\1\]\(figures/\1\.svg\)"
+    drawn = re.findall(rf"\+experiment=(\w+).*\n.*{redrawn}", text)
     assert set(drawn) >= {
         "admission", "victims", "burstiness", "prefix_sharing", "priorities", "length_prediction",
         "ladder_load", "kv_block_size", "block_context",

@@ -45,6 +45,10 @@ def test_a_view_is_drawn_with_the_panels_asked_for(tmp_path, monkeypatch, capsys
     drawn = output.read_text()
     assert "mean requests running" in drawn and "KV utilisation" not in drawn
 
+    monkeypatch.setattr(sys, "argv", ["view", str(study), "--view", "classes"])
+    with pytest.raises(SystemExit, match="--view classes: .* asks for curves"):
+        runpy.run_path(str(SCRIPTS / "view.py"), run_name="__main__")
+
 
 def test_leaps_are_drawn_from_the_rows_of_the_benchmark(tmp_path, monkeypatch, capsys):
     row = dict(requests=1000, iterations=100, turns=10, plain_s=0.2, leap_s=0.05)

@@ -90,6 +90,24 @@ def test_the_launcher_is_part_of_the_experiment_and_not_of_its_runs():
         assert chosen.cells == plain.cells
 
 
+@pytest.mark.parametrize(
+    "plugin, chosen, path",
+    [
+        ("ray", ["launcher=ray", "hydra.launcher.ray.remote.num_gpus=1"],
+         ["ray", "remote", "num_gpus"]),
+        ("submitit", ["launcher=slurm", "hydra.launcher.gpus_per_node=1"], ["gpus_per_node"]),
+    ],
+)
+def test_a_device_for_every_cell_can_be_asked_for(plugin, chosen, path):
+    """hydra 1331: jobs of a sweep met on one device."""
+    if not installed(plugin):
+        pytest.skip(f"the extra launchers is not installed (hydra-{plugin}-launcher)")
+    found = cbjax.load_config("worked_example", chosen).launcher
+    for name in path:
+        found = found[name]
+    assert found == 1
+
+
 def test_a_search_refuses_a_launcher_and_does_not_ignore_it(tmp_path):
     experiment = toy("capacity", tmp_path)
     with pytest.raises(ConfigError, match="launcher: study.search"):

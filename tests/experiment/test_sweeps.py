@@ -250,19 +250,6 @@ def test_hydras_own_settings_that_would_be_ignored_are_refused(capsys):
     assert "results_dir" in capsys.readouterr().err
 
 
-def test_a_notebooks_own_hydra_is_left_alone():
-    """hydra 2915, 695: GlobalHydra already initialised, config paths relative to the caller."""
-    from hydra.core.global_hydra import GlobalHydra
-
-    marker = object()
-    GlobalHydra.instance().hydra, held = marker, GlobalHydra.instance().hydra
-    try:
-        assert len(cbjax.load_config("worked_example").cells) == 2
-        assert GlobalHydra.instance().hydra is marker
-    finally:
-        GlobalHydra.instance().hydra = held
-
-
 @pytest.mark.slow
 def test_isolated_cells_have_fresh_processes(tmp_path):
     """hydra 2187: state leaked between the jobs of a process. The row says which it was."""
@@ -275,6 +262,11 @@ def test_isolated_cells_have_fresh_processes(tmp_path):
     assert [one.metrics for one in isolated.runs] == [one.metrics for one in inside.runs]
     assert len(isolated.failed) == 2
     assert isolated.failed[0].error.startswith("ConfigError: model.max_length = null")
+
+
+def test_where_compile_time_is_the_subject_every_cell_is_isolated():
+    assert cbjax.load_config("ladder").isolate
+    assert not cbjax.load_config("ladder", ["isolate=false"]).isolate
 
 
 def test_an_isolated_cell_whose_process_is_killed_fails_alone(tmp_path, monkeypatch):

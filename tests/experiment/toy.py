@@ -44,7 +44,7 @@ SMALL = {
     "capacity": [*SEARCHED, "policy=vllm,orca"],
     "plan": [*SEARCHED, "policy=vllm", "budget=512,2048", "kv.block_size=16", "study.flags=1"],
     "ladder": [
-        "model=tiny", "backend.cold_compile=false", "seats=4", "budget=16",
+        "model=tiny", "isolate=false", "backend.cold_compile=false", "seats=4", "budget=16",
         "workload.num_requests=4", "workload.arrivals.rate=50", "model.max_length=224",
     ],
     "kv_block_size": [

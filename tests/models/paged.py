@@ -16,6 +16,11 @@ from pallas_kernels.kv_write.api import new_kv_cache
 step = jax.jit(forward, static_argnums=1, donate_argnums=(2, 3), static_argnames="attention")
 
 
+def relative(found: np.ndarray, expected: np.ndarray) -> float:
+    """Greatest difference of logits, as a share of the greatest expected one."""
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
 @functools.lru_cache
 def block_tables(sequences: int, blocks_each: int, seed: int = 0) -> np.ndarray:
     """`[S, M]` physical blocks, each owned once, in no order."""

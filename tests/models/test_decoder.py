@@ -8,13 +8,9 @@ from cbjax.models import dense_logits, load_model, weight_shapes
 from cbjax.models.layout import LAYOUTS
 from cbjax.models.tiny import TINY_SOURCES, tiny_config
 from pallas_kernels.kv_write.api import new_kv_cache
-from tests.models.paged import block_tables, make_batch, paged_logits, step
+from tests.models.paged import block_tables, make_batch, paged_logits, relative, step
 
 TEXT = "The first token of a long answer waits for the whole prompt; the others only wait a turn."
-
-
-def relative(found: np.ndarray, expected: np.ndarray) -> float:
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
 @pytest.mark.parametrize(("source", "block_size"), [("tiny", 1), ("tiny", 4), ("tiny-qwen2", 16)])

@@ -15,7 +15,7 @@ from cbjax.models.layout import LAYOUTS, lay_out
 from cbjax.models.load import gguf_config, gguf_tensors
 from pallas_kernels.kv_write.api import new_kv_cache
 from tests.models.gguf_maker import write_gguf
-from tests.models.paged import block_tables, make_batch, paged_logits, step
+from tests.models.paged import block_tables, make_batch, paged_logits, relative, step
 
 GOLDEN = Path(__file__).parent / "golden"
 MODELS = sorted(path.parent.name for path in GOLDEN.glob("*/expected.npz"))
@@ -25,10 +25,6 @@ TOLERANCE = 2e-4  # of the greatest logit, float32 on both sides
 def read(name: str):
     config = hf_config(GOLDEN / name)
     return config, convert(config, hf_tensors(GOLDEN / name), "float32")
-
-
-def relative(found: np.ndarray, expected: np.ndarray) -> float:
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
 def test_the_golden_files_cover_every_family_and_dtype() -> None:

@@ -22,6 +22,7 @@ from cbjax.models.load import gguf_config, gguf_tensors
 from cbjax.models.tiny import tiny_config, tiny_tokenizer
 from tests.models.gguf_maker import TOKENS, write_gguf
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 GOLDEN = Path(__file__).parent / "golden"
 TOKENIZER = {
     "tokenizer.ggml.model": "gpt2",
@@ -29,12 +30,6 @@ TOKENIZER = {
     "tokenizer.ggml.tokens": TOKENS,
     "tokenizer.ggml.merges": ["a b"],
 }
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("CBJAX_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture

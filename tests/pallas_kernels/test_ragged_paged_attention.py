@@ -1,8 +1,7 @@
 """One suite for every back end of ragged paged attention: a new file in the folder is tested too.
 
 The definition is `reference.py`; jax's own reference stands beside it where it can be imported.
-Back ends written for a chip that is not here are interpreted. That takes seconds of compilation per
-shape, so for them some cases are slow tests.
+Chunks and batch mates have a file of their own, `test_attention_in_chunks.py`.
 """
 
 from functools import partial
@@ -14,60 +13,19 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels import backends, quantised, storage
-from pallas_kernels.kv_write import write_kv
+from pallas_kernels import quantised, storage
 from pallas_kernels.ragged_paged_attention import ragged_paged_attention, shapes
 from pallas_kernels.ragged_paged_attention.shapes import Heads
-
-PACKAGE = "pallas_kernels.ragged_paged_attention"
-BACK_ENDS = [name for name in backends.names(PACKAGE) if name != "reference"]
-SMALL = Heads(4, 2, 16)
-TOLERANCE = 2e-6
-# Cases that every back end must pass, but of which the quick run leaves the interpreted ones out.
-QUICK_ON_XLA = [n if n == "xla" else pytest.param(n, marks=pytest.mark.slow) for n in BACK_ENDS]
-
-
-def quick(names, chosen):
-    """Parameters of which all but a chosen few are slow: each one is a compilation."""
-    return [n if n in chosen else pytest.param(n, marks=pytest.mark.slow) for n in names]
-
-
-def pairs(names, chosen, interpreted):
-    """Each back end with names: XLA with all, of which some are quick, the others with a few."""
-    return [
-        pytest.param(b, n, marks=() if b == "xla" and n in chosen else pytest.mark.slow)
-        for b in BACK_ENDS
-        for n in names
-        if b == "xla" or n in interpreted
-    ]
-
-
-write = jax.jit(write_kv)
-attend = jax.jit(
-    ragged_paged_attention,
-    static_argnames=("implementation", "scale", "causal", "window", "soft_cap"),
+from tests.pallas_kernels.attending import (
+    BACK_ENDS,
+    QUICK_ON_XLA,
+    SMALL,
+    TOLERANCE,
+    attend,
+    check,
+    pairs,
+    quick,
 )
-
-
-def both(implementation, arguments, layer=0, **options):
-    """Result of a back end and of the reference, or a skip if the back end says it is unfit."""
-    unfit = getattr(backends.load(PACKAGE, implementation), "unfit", lambda *_: None)
-    reason = unfit(arguments["q"], arguments["keys"], arguments["block_tables"])
-    if reason is not None:
-        pytest.skip(reason)
-    found = attend(layer=layer, implementation=implementation, **options, **arguments)
-    return found, attend(layer=layer, implementation="reference", **options, **arguments)
-
-
-def check(implementation, arguments, layer=0, tolerance=TOLERANCE, **options):
-    found, expected = both(implementation, arguments, layer, **options)
-    assert found.dtype == arguments["q"].dtype
-    np.testing.assert_allclose(
-        np.asarray(found, np.float32), np.asarray(expected, np.float32), atol=tolerance, rtol=0
-    )
-    padding = arguments["sequences"] == len(arguments["context_lengths"])
-    assert not np.any(np.asarray(found, np.float32)[padding])
-    return found
 
 
 @st.composite
@@ -348,75 +306,6 @@ def test_layer_may_be_traced(implementation):
     for layer in range(3):
         expected = attend(layer=layer, implementation="reference", scale=scale, **arguments)
         np.testing.assert_allclose(found[layer], expected, atol=TOLERANCE)
-
-
-CHUNKINGS = ([90], [50, 40], [33, 33, 24], [1] * 90, [64, 1, 25])
-
-
-def in_chunks(implementation, chunks, *, block_size, tokens, sequences, seat, mates, seed):
-    """One 90-token sequence computed chunk by chunk beside other sequences; its 90 results."""
-    rng = np.random.default_rng(7)
-    q = rng.standard_normal((90, 4, 16), np.float32)
-    k, v = rng.standard_normal((2, 90, 2, 16), np.float32)
-    results, done = [], 0
-    for chunk in chunks:
-        mixture = list(mates)
-        mixture.insert(seat, (done + chunk, chunk))
-        arguments = shapes.arguments(
-            SMALL,
-            mixture,
-            block_size=block_size,
-            tokens=tokens,
-            sequences=sequences,
-            table_width=-(-96 // block_size),
-            num_blocks=640 // block_size,
-            seed=seed + done,
-        )
-        place = np.arange(90)
-        blocks = arguments["block_tables"][seat, place // block_size]  # NO_BLOCK when still to come
-        arguments["keys"], arguments["values"] = write(
-            arguments["keys"], arguments["values"], k, v, 0, blocks, place % block_size
-        )
-        own = slice(*arguments["query_starts"][seat : seat + 2])
-        arguments["q"] = arguments["q"].at[own].set(q[done : done + chunk])
-        results.append(attend(layer=0, implementation=implementation, **arguments)[own])
-        done += chunk
-    return np.concatenate(results)
-
-
-@pytest.mark.parametrize(
-    "implementation, chunks", pairs(CHUNKINGS, CHUNKINGS, ([33, 33, 24], [64, 1, 25]))
-)
-def test_a_result_does_not_depend_on_batch_mates(implementation, chunks):
-    """FAULTS J9: other mates, another seat, another rung, other blocks; equal in every bit."""
-    chunks = chunks if len(chunks) < 90 else chunks[:12]
-    alone = in_chunks(
-        implementation, chunks, block_size=16, tokens=96, sequences=1, seat=0, mates=[], seed=0
-    )
-    mates = [(17, 1), (70, 1), (9, 9), (64, 3), (33, 1)]
-    among = in_chunks(
-        implementation, chunks, block_size=16, tokens=112, sequences=8, seat=3, mates=mates, seed=99
-    )
-    assert np.array_equal(alone, among)
-
-
-@pytest.mark.parametrize("implementation", QUICK_ON_XLA)
-def test_chunking_and_block_size_change_rounding_at_most(implementation):
-    whole = None
-    for chunks in CHUNKINGS[:3]:
-        for block_size in (16, 4, 64):
-            found = in_chunks(
-                implementation,
-                chunks,
-                block_size=block_size,
-                tokens=112,
-                sequences=8,
-                seat=1,
-                mates=[(40, 1)],
-                seed=3,
-            )
-            whole = found if whole is None else whole
-            np.testing.assert_allclose(found, whole, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize(

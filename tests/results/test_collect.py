@@ -60,6 +60,15 @@ def test_the_content_of_a_swept_file_may_differ_and_that_of_another_may_not(tmp_
     assert table["differing_keys"].to_list() == [[], [], ["files.workload.path"]]
 
 
+def test_the_load_s_unit_is_in_the_name_of_its_column(tmp_path, files):
+    files["summary"]["offered_rate"] = 2.5
+    with open_study(tmp_path, "demo", CONFIG) as study:
+        study.save_run(CONFIG, 0, **files)
+    table = collect_runs(tmp_path)
+    assert table["offered_requests_per_s"].to_list() == [2.5]
+    assert "offered_rate" not in table.columns
+
+
 def test_seeds_may_differ(tmp_path, make_study):
     for seed in (0, 1):
         make_study([{**CONFIG, "seed": seed}], seed=seed)
