@@ -263,8 +263,9 @@ class Engine:
             for request in requests:
                 self.abort(request.request_id)
             raise
-        while any(request.finish_reason is None for request in requests):
-            self.step()
+        for request in requests:
+            while request.finish_reason is None:
+                self.step()
         return [request.completion() for request in requests]
 
     def _submit_samples(self, prompt: Prompt, n: int, settings: Sampling) -> list[Request]:

@@ -5,7 +5,7 @@ clock, and never looks inside a policy. What executes a plan (a model, or nothin
 clock) is passed in.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -128,7 +128,8 @@ class Loop:
     dispatcher: Dispatcher | None = None  # None = every iteration by itself
     expects_arrivals: bool = False  # somebody may submit at any time, or when a request ends
     state: State = field(init=False)
-    _backlog: deque[Arrival] = field(init=False, default_factory=deque)
+    # By request, in order: neither a look-up nor a removal walks through who waits.
+    _backlog: OrderedDict[int, Arrival] = field(init=False, default_factory=OrderedDict)
     _seen: set[int] = field(init=False, default_factory=set)  # requests in the rows
     _aborts: list[int] = field(init=False, default_factory=list)
     _ending: int = field(init=False, default=0)  # ended requests that the policy still sees
@@ -138,6 +139,8 @@ class Loop:
     _decided: Plan | None = field(init=False, default=None)  # a megastep's last, to be computed
 
     def __post_init__(self) -> None:
+        # On the device once: it has room for the longest prompts, and most often brings nobody.
+        self._nobody = jax.device_put(empty_inbox(self.limits))
         self.state = initial_state(self.policy, self.limits, self.system)
         self._block_size = int(self.system.block_size)
         self._num_blocks = int(self.system.num_blocks)
@@ -153,24 +156,20 @@ class Loop:
         Raises:
             ValueError: a living request bears the same id.
         """
-        taken = arrival.request_id in self._seen or any(
-            other.request_id == arrival.request_id for other in self._backlog
-        )
+        taken = arrival.request_id in self._seen or arrival.request_id in self._backlog
         if taken or arrival.request_id < 0:
             raise ValueError(
                 f"request_id = {arrival.request_id}: use a number from 0 that no living request has"
             )
-        self._backlog.append(arrival)
+        self._backlog[arrival.request_id] = arrival
 
     def abort(self, request_id: int) -> bool:
         """End a request in whatever phase; True if it never reached the scheduler.
 
         Aborting twice, or a request that has ended or never was, changes nothing.
         """
-        for arrival in self._backlog:
-            if arrival.request_id == request_id:
-                self._backlog.remove(arrival)
-                return True
+        if self._backlog.pop(request_id, None) is not None:
+            return True
         if request_id in self._seen and request_id not in self._aborts:
             self._aborts.append(request_id)
         return False
@@ -245,7 +244,7 @@ class Loop:
         assert self.dispatcher is not None
         self.state, result = self.dispatcher.dispatch(
             self.policy, self.state, plan, host, limits=self.limits, ladder=self.ladder, rung=rung,
-            inbox=replace(empty_inbox(self.limits), **numbers), limit=limit,
+            inbox=replace(self._nobody, **numbers), limit=limit,
             ends_leave=self.expects_arrivals or bool(self._backlog),
         )
         end = self.clock.now()
@@ -276,9 +275,9 @@ class Loop:
 
     def _fill_inbox(self, now: float) -> tuple[Inbox, list[Arrival]]:
         """Offer as many of the backlog as rows are free; the rest stays, in order."""
-        inbox = empty_inbox(self.limits)
         room = min(self.limits.inbox, self.limits.rows - len(self._seen), len(self._backlog))
-        offered = [self._backlog.popleft() for _ in range(room)]
+        inbox = empty_inbox(self.limits) if room or self._aborts else self._nobody
+        offered = [self._backlog.popitem(last=False)[1] for _ in range(room)]
         for index, arrival in enumerate(offered):
             inbox.request[index] = arrival.request_id
             inbox.prompt[index] = inbox.known[index] = arrival.prompt_tokens
@@ -293,7 +292,8 @@ class Loop:
             ids = arrival.token_ids[: self.limits.context]
             inbox.token_ids[index, : len(ids)] = ids
         aborts, self._aborts = self._aborts[: self.limits.inbox], self._aborts[self.limits.inbox :]
-        inbox.abort[: len(aborts)] = aborts
+        if aborts:
+            inbox.abort[: len(aborts)] = aborts
         numbers: dict[str, Any] = {
             "count": np.int32(room),
             "backlog": np.int32(len(self._backlog)),
@@ -313,7 +313,9 @@ class Loop:
             else:
                 entered.append(arrival.request_id)
                 self.executor.place(arrival.request_id, int(row))
-        self._backlog.extendleft(reversed(unplaced))
+        for arrival in reversed(unplaced):
+            self._backlog[arrival.request_id] = arrival
+            self._backlog.move_to_end(arrival.request_id, last=False)
         self._seen |= set(entered)
         for row in np.flatnonzero(plan.refused):
             refused.append((int(plan.requests[row]), Refusal(int(plan.refused[row]))))
