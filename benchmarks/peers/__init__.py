@@ -1,0 +1,1 @@
+"""Other servers beside ours: the same weights, requests, precision and threads, one table."""
