@@ -1,4 +1,7 @@
-"""The promise of prefix sharing: tokens with sharing are the tokens without."""
+"""The promise of prefix sharing: tokens with sharing are the tokens without.
+
+FAULTS C4 is moot: a model whose layers have a sliding window is refused when it is loaded.
+"""
 
 import numpy as np
 import pytest
@@ -71,6 +74,20 @@ def test_tokens_are_those_without_sharing(model, requests, cold, policy, block_s
     again = serve_all(engine, requests)
     assert again.tokens == cold
     assert again.cached > served.cached
+
+
+def test_scores_of_a_prompt_do_not_depend_on_what_is_cached(model, requests):
+    """FAULTS C11, C12: overlapping prompts, in either order; every position has its scores."""
+    engine = engine_for(model, vllm(enable_prefix_caching=True))
+    first, second = requests[0].prompt, requests[3].prompt
+    assert first[:24] == second[:24]
+    cold = [engine.logits(prompt) for prompt in (first, second)]
+    assert serve_all(engine, requests).cached > 200
+    for order in ((0, 1), (1, 0)):
+        for place in order:
+            warm = engine.logits((first, second)[place])
+            assert len(warm) == len((first, second)[place])
+            np.testing.assert_array_equal(warm, cold[place])
 
 
 @pytest.mark.parametrize(
