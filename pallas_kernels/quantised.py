@@ -26,7 +26,7 @@ class Quantised(NamedTuple):
     """Keys or values of a cache; takes the place of the `[L, N, K, B, D]` array."""
 
     numbers: Shaped[Array, "L N K B D"]
-    scales: Float[Array, "L N K B"]  # on a TPU B is rounded up to a multiple of 128
+    scales: Float[Array, "L N K' B'"]  # K and B, on a TPU rounded up to whole tiles
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -72,12 +72,13 @@ def store(x: Float[Array, "L N K B D"], dtype: DTypeLike) -> Cache:
 
 
 def write_scales(
-    cache: Float[Array, "L N K B"], scales: Float[Array, "T K"], layer: ArrayLike,
+    cache: Float[Array, "L N K' B'"], scales: Float[Array, "T K"], layer: ArrayLike,
     write_blocks: Array, write_offsets: Array,
 ) -> Array:
     """Put the scales of token t's rows where its numbers go; padding writes nothing."""
     blocks = jnp.where(write_blocks < 0, cache.shape[1], write_blocks)
     offsets = jnp.where(write_offsets < 0, cache.shape[3], write_offsets)
+    scales = jnp.pad(scales, ((0, 0), (0, cache.shape[2] - scales.shape[1])))
     return cache.at[layer, blocks, :, offsets].set(scales, mode="drop")
 
 

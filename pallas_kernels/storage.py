@@ -54,6 +54,18 @@ def whole_lanes(head_dim: int) -> int:
     return -(-head_dim // LANES) * LANES
 
 
+def whole_rows(rows: int) -> int:
+    """Rows of float32 rounded up to what a TPU has tiles for: 1, 2, 4, or a multiple of 8."""
+    return next((n for n in (1, 2, 4) if rows <= n), -(-rows // 8) * 8)
+
+
+def scales_shape(num_kv_heads: int, block_size: int, wide: bool) -> tuple[int, int]:
+    """`[K', B']` of the scales of a block; `wide`: in whole tiles of a TPU."""
+    if not wide:
+        return num_kv_heads, block_size
+    return whole_rows(num_kv_heads), whole_lanes(block_size)
+
+
 def storage_head_dim(head_dim: int) -> int:
     """Numbers that a cache keeps per head and position on this platform, `head_dim` or more."""
     return whole_lanes(head_dim) if jax.default_backend() == "tpu" else head_dim

@@ -20,6 +20,7 @@ from cbjax.hardware.tables import require
 
 Number = Any
 """A number or an array."""
+SCALE_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class StepCosts:
     Attributes:
         memory: bytes of weights held.
         weights: bytes of weights read in an iteration; rows of an untied embedding are not.
-        kv_token: bytes of the KV of one token position, all layers.
+        kv_token: bytes of the KV of one token position, all layers, scales included.
         token: operations of the matrices for one token, without the head.
         logit: operations of the head for one row of logits.
         pair: operations of attention for one query token and one position it attends to.
@@ -97,7 +98,8 @@ def step_costs(
     Args:
         model: its sizes.
         dtype: of weights and operands.
-        kv_dtype: of the KV cache; None: as `dtype`.
+        kv_dtype: of the KV cache; None: as `dtype`. Numbers of one byte have scales, a float32 per
+            token and KV head of keys and of values each, as `pallas_kernels` keeps them.
         devices: must divide H. More devices than KV heads hold copies of them.
 
     Raises:
@@ -105,6 +107,7 @@ def step_costs(
     """
     size = item_bytes("dtype", dtype)
     kv_size = item_bytes("kv_dtype", kv_dtype or dtype)
+    head_bytes = model.head_dim * kv_size + (SCALE_BYTES if kv_size == 1 else 0)
     heads, kv_heads = model.num_heads, model.num_kv_heads
     require(devices >= 1 and heads % devices == 0, "devices", devices,
             f"give a divisor of the {heads} query heads of {model.name}")
@@ -116,7 +119,7 @@ def step_costs(
     return StepCosts(
         memory=size * model.params / devices,
         weights=size * read / devices,
-        kv_token=float(2 * model.num_layers * held_heads * model.head_dim * kv_size),
+        kv_token=float(2 * model.num_layers * held_heads * head_bytes),
         token=2.0 * matrices / devices,
         logit=2.0 * model.head_params / devices,
         pair=4.0 * model.num_layers * heads * model.head_dim / devices,

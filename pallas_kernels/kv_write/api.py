@@ -5,6 +5,7 @@ attention read one contiguous `[B, D]` stretch per KV head. Carry the pair throu
 layers and donate it to the jitted step: then each write touches only the rows it names.
 """
 
+import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Int, Shaped
@@ -55,8 +56,8 @@ def new_kv_cache(
         numbers = jnp.zeros(shape, dtype)
         if storage.number_name(dtype) not in storage.SCALED_DTYPES:
             return numbers
-        places = storage.storage_head_dim(block_size)  # whole lanes, as heads are
-        return Quantised(numbers, jnp.zeros((*shape[:3], places), jnp.float32))
+        tile = storage.scales_shape(num_kv_heads, block_size, jax.default_backend() == "tpu")
+        return Quantised(numbers, jnp.zeros((*shape[:2], *tile), jnp.float32))
 
     return half(), half()
 

@@ -56,7 +56,7 @@ class Spans(NamedTuple):
         def rows(cache: Cache) -> tuple[Array, Array | None]:
             numbers, scales = quantised.parts(cache)
             if scales is not None:
-                scales = scales[..., :block_size].reshape(-1, block_size // parts)
+                scales = scales[:, :, :num_kv_heads, :block_size].reshape(-1, block_size // parts)
             return numbers.reshape(-1, block_size // parts * head_dim), scales
 
         (key_rows, key_scales), (value_rows, value_scales) = rows(keys), rows(values)

@@ -48,11 +48,11 @@ class Memory(NamedTuple):
     q: Any  # [T, K, G, D] HBM
     keys: Any  # [L, N, K, B, D] HBM
     values: Any
-    scales: Any  # (of keys, of values), [L, N, K, B'] HBM, or ()
+    scales: Any  # (of keys, of values), [L, N, K', B'] HBM, or ()
     out: Any  # [T, K, G, D] HBM
     key_pages: Any  # [2, K, pages, B, D] VMEM
     value_pages: Any
-    scale_pages: Any  # (of keys, of values), [2, pages, K, B'] VMEM, or ()
+    scale_pages: Any  # (of keys, of values), [2, pages, K', B'] VMEM, or ()
     page_copies: Any  # [2, 2] semaphores: slot, keys or values
     row_copies: Any  # [2] semaphores: queries, results
 
@@ -266,7 +266,7 @@ def walk(fixed: Fixed, batch: Batch, memory: Memory, scratch: Scratch, tiles: An
 
 
 def scale_row(scales: Any, head: Any, block_size: int, low: Any, high: Any) -> Any:
-    """Scales of one head `[1, pages * B]`, from those of some pages `[pages, K, B']`.
+    """Scales of one head `[1, pages * B]`, from those of some pages `[pages, K', B']`.
 
     Lanes of several pages become one row by a product with zeros and ones. It takes bfloat16, which
     holds the scales whole. Places outside of `low..high-1` get 0.

@@ -44,7 +44,8 @@ def ragged_paged_attention(
         tables = jnp.maximum(block_tables, 0)
         blocks = storage.from_storage(numbers[layer, tables])  # [S, M, K, B, D]
         if scales is not None:
-            blocks = blocks * scales[layer, tables, :, : keys.shape[3], None]
+            live = scales[layer, tables][:, :, :num_kv_heads, : keys.shape[3]]
+            blocks = blocks * live[..., None]
         rows = jnp.moveaxis(blocks, 2, 1)  # [S, K, M, B, D]
         return rows.reshape(num_sequences, num_kv_heads, -1, head_dim)[owner]  # [T, K, M*B, D]
 

@@ -59,8 +59,8 @@ class Case:
         half: Any = array(self.cache_shape(wide), self.dtype)
         if self.dtype in storage.SCALED_DTYPES:
             half = array(half.shape, storage.storage_dtype(self.dtype).name)
-            places = storage.whole_lanes(self.block_size) if wide else self.block_size
-            scales: Any = array((*half.shape[:3], places), "float32")
+            tile = storage.scales_shape(heads.num_kv_heads, self.block_size, wide)
+            scales: Any = array((*half.shape[:2], *tile), "float32")
             half = Quantised(half, scales)
         cache = (half, half)
         if self.kernel == "kv_write":
@@ -124,6 +124,7 @@ def production() -> list[Case]:
         cases += [Case("gemma-7b", kernel, gemma), Case("llama3.1-70b/8", kernel, Heads(8, 1, 128))]
         cases += [Case("llama3.1-8b/1", kernel, llama, block_size=size) for size in (8, 128)]
         cases += [Case("llama3.1-8b/1 int8", kernel, llama, block_size=32, dtype="int8")]
+        cases += [Case("smollm2 e4m3", kernel, small, block_size=32, dtype="float8_e4m3fn")]
     return cases
 
 

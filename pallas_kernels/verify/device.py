@@ -28,11 +28,14 @@ class Sizes:
     context: int = 4096
     prompt: int = 4096
     block_sizes: tuple[int, ...] = (16, 64)
-    copied: int = 1 << 29  # numbers of two bytes
+    copied: int = 1 << 28  # numbers of two bytes
     matrix: int = 8192
     layers: int = 4
     repeats: int = 20
-    tolerance: float = 2e-2
+    tolerance: float = 2e-2  # of the greatest number of a row
+    ragged: tuple[tuple[int, int], ...] = (
+        (1, 1), (2000, 1), (0, 0), (300, 37), (257, 257), (64, 1), (129, 2)
+    )
 
 
 def run() -> tuple[str, str]:
@@ -74,10 +77,11 @@ def seconds(call: Callable[[], Any], repeats: int) -> float:
 
 
 def measure(sizes: Sizes, back_end: str) -> list[dict[str, Any]]:
-    """All rows: the two yardsticks, then one per kind of batch and block size."""
+    """All rows: numbers, the two yardsticks, then one per kind of batch and block size."""
     import jax
     import jax.numpy as jnp
 
+    rows: list[dict[str, Any]] = _numbers(sizes, back_end)
     numbers = jnp.ones(sizes.copied, jnp.bfloat16)
     copy = jax.jit(lambda x: x + 1)
     bandwidth = 4 * sizes.copied / seconds(lambda: copy(numbers), sizes.repeats)
@@ -85,7 +89,7 @@ def measure(sizes: Sizes, back_end: str) -> list[dict[str, Any]]:
     square = jnp.ones((sizes.matrix, sizes.matrix), jnp.bfloat16)
     multiply = jax.jit(lambda x: x @ x)
     rate = 2 * sizes.matrix**3 / seconds(lambda: multiply(square), sizes.repeats)
-    rows: list[dict[str, Any]] = [
+    rows += [
         {"what": "copy", "bytes_per_s": bandwidth}, {"what": "matrix product", "flops_per_s": rate}
     ]
     print(f"  copy {bandwidth / 1e9:,.0f} GB/s, matrix product {rate / 1e12:,.1f} TFLOP/s")
@@ -101,6 +105,46 @@ def measure(sizes: Sizes, back_end: str) -> list[dict[str, Any]]:
             print("  " + ", ".join(
                 f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()
             ), flush=True)
+    return rows
+
+
+def _numbers(sizes: Sizes, back_end: str) -> list[dict[str, Any]]:
+    """Every kernel against XLA's on a ragged batch, with every type of cache."""
+    import jax
+    import jax.numpy as jnp
+
+    from pallas_kernels.block_copy import copy_blocks
+    from pallas_kernels.kv_write import write_kv
+    from pallas_kernels.ragged_paged_attention import ragged_paged_attention, shapes
+    from pallas_kernels.verify import baselines
+
+    heads, mixture, rows = shapes.HEADS[sizes.heads], list(sizes.ragged), []
+    scale, pairs = heads.head_dim**-0.5, (jnp.asarray([3, 0]), jnp.asarray([1, 2]))
+
+    def both(call: Callable[..., Any], *arguments: Any) -> list[Any]:
+        return [jax.jit(lambda *a, n=n: call(n, *a))(*arguments) for n in (back_end, "xla")]
+
+    def told(what: str, error: float) -> None:
+        rows.append({"what": what, "error": error})
+        print(f"  {what}: error {error:.2g}", flush=True)
+
+    for dtype in ("bfloat16", "int8", "float8_e4m3fn"):
+        given = shapes.arguments(
+            heads, mixture, block_size=sizes.block_sizes[0], dtype=dtype, query_dtype="bfloat16"
+        )
+        given = jax.tree.map(jnp.asarray, {n: x for n, x in given.items() if n != "scale"})
+        told(f"ragged batch, {dtype}", baselines.difference(*both(
+            lambda n, a: ragged_paged_attention(layer=0, scale=scale, implementation=n, **a), given
+        )))
+        cache, new = (given["keys"], given["values"]), given["q"][:, : heads.num_kv_heads]
+        token = jnp.arange(len(new))
+        blocks, offsets = token // sizes.block_sizes[0] - 1, token % sizes.block_sizes[0]
+        writes = both(lambda n, c, *a: write_kv(*c, *a, implementation=n), cache, new, new, 0,
+                      blocks, offsets)
+        copies = both(lambda n, c, *a: copy_blocks(*c, *a, implementation=n), cache, *pairs)
+        for what, (found, expected) in (("write", writes), ("block copy", copies)):
+            same = jax.tree.map(lambda a, b: bool(jnp.all(a == b)), found, expected)
+            told(f"{what}, {dtype}", 0.0 if all(jax.tree.leaves(same)) else float("inf"))
     return rows
 
 
@@ -137,7 +181,7 @@ def _row(
         return jax.jit(lambda a: attend(a, 0, name))(arguments).astype(jnp.float32)
 
     expected = first("xla")
-    error = float(jnp.max(jnp.abs(first(back_end) - expected)))
+    error = baselines.difference(first(back_end), expected)
     context, queries = mixture[0]
     live = sum(c for c, _ in mixture)
     pairs = sum(n * (c - n) + n * (n + 1) // 2 for c, n in mixture)

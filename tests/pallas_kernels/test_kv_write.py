@@ -74,7 +74,10 @@ def test_block_sizes_and_wide_caches(implementation, block_size):
 @pytest.mark.parametrize("dtype, loss", [("int8", 1 / 254), ("float8_e4m3fn", 1 / 16)])
 @pytest.mark.parametrize("implementation", BACK_ENDS)
 def test_rows_of_one_byte_have_scales_of_their_own(implementation, dtype, loss):
-    """Within half a step of each number, rows of any size; padding changes neither part."""
+    """Within half a step of each number, rows of any size; padding changes neither part.
+
+    The scales fill whole tiles, as on a TPU.
+    """
     random = np.random.default_rng(0)
     new = random.standard_normal((2, N, K, D), np.float32)
     new *= 10.0 ** random.integers(-6, 6, (2, N, K, 1))
@@ -82,11 +85,16 @@ def test_rows_of_one_byte_have_scales_of_their_own(implementation, dtype, loss):
     blocks, offsets = np.arange(N), np.arange(N) % B
     blocks[[3, 5]] = [N, -1]
     new[:, 3] = np.nan
-    cache = new_kv_cache(L, N, K, B, D, dtype)
+    tiles = (L, N, *storage.scales_shape(K + 1, B, wide=True))
+    cache = [
+        half._replace(scales=jnp.zeros(tiles)) for half in new_kv_cache(L, N, K, B, D, dtype)
+    ]
     found = put(*cache, *new, 1, blocks, offsets, implementation=implementation)
     live = (blocks >= 0) & (blocks < N)
     for stored, rows in zip(found, new, strict=True):
-        scales = np.asarray(stored.scales)
+        every = np.asarray(stored.scales)
+        scales = every[:, :, :K, :B]
+        assert np.count_nonzero(every) == np.count_nonzero(scales)
         read = np.asarray(storage.from_storage(stored.numbers)) * scales[..., None]
         greatest = np.abs(rows[live]).max(axis=-1, keepdims=True)
         step = greatest * loss if dtype == "int8" else np.abs(rows[live]) * loss

@@ -1,8 +1,4 @@
-"""What the suites of ragged paged attention share: the back ends, and each beside the reference.
-
-Back ends written for a chip that is not here are interpreted. That takes seconds of compilation per
-shape, so for them some cases are slow tests.
-"""
+"""What the tests of ragged paged attention share: its back ends, and each beside the reference."""
 
 import jax
 import numpy as np
