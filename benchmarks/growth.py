@@ -159,7 +159,7 @@ def waiting(model, sizes: Sizes, repeats: int) -> Iterator[Row]:
     del model
     loop, submitted = idle_loop(), SEATS
     for count in sizes.waiting:
-        # The median of portions: Python collects its garbage in one of them.
+        # The median of portions, so that an interruption does not fall on all.
         portion = max((SEATS + count - submitted) // 16, 1)
 
         def submit(portion=portion):

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 from cbjax.config.errors import ConfigError, impossible, nearest, require_at_least, require_one_of
 
@@ -73,7 +74,7 @@ def read(arguments: Sequence[str]) -> Question:
         ConfigError: an unknown key, or a value of the wrong type.
     """
     known = {field.name: field for field in fields(Question)}
-    given = {}
+    given: dict[str, Any] = {}
     for word in arguments:
         key, equals, text = word.partition("=")
         if not equals or key not in known:
