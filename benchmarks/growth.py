@@ -27,7 +27,7 @@ from cbjax.core.limits import system
 from cbjax.engine import Engine
 from cbjax.engine.clock import UnitClock
 from cbjax.engine.loop import Arrival, Loop
-from cbjax.engine.sizing import limits_for
+from cbjax.engine.sizing import INBOX, limits_for
 from cbjax.models import load_model
 
 SEATS, BLOCK_SIZE = 32, 16
@@ -86,7 +86,8 @@ def median_of(step: Callable[[], object], repeats: int) -> tuple[float, float]:
 
 def decode(model, contexts: list[int], repeats: int, block_size: int = BLOCK_SIZE, longest=None):
     """Seconds of an iteration that decodes sequences of these contexts."""
-    seats, room = len(contexts), repeats + 8
+    seats = len(contexts)
+    room = repeats + 8 + seats // INBOX  # the first decode while the last are still to enter
     longest = min(longest or max(contexts) + room, model.config.max_length)
     budget = sum(contexts)  # so that all prompts pass in one iteration, which is not computed
     engine = Engine(
@@ -158,7 +159,7 @@ def waiting(model, sizes: Sizes, repeats: int) -> Iterator[Row]:
     del model
     loop, submitted = idle_loop(), SEATS
     for count in sizes.waiting:
-        # The median of portions: Python collects its garbage in one of them.
+        # The median of portions, so that an interruption does not fall on all.
         portion = max((SEATS + count - submitted) // 16, 1)
 
         def submit(portion=portion):

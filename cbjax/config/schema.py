@@ -62,10 +62,18 @@ class LadderConfig:
     """Sizes of the padded shapes; None doubles up to the greatest batch.
 
     The greatest schedulable batch is always the last rung; sizes beyond it are left out.
+    `tuned` takes what `python -m cbjax.tune` chose for the model and this machine instead.
     """
 
     decode: list[int] | None = None
     mixed: list[int] | None = None
+    tuned: bool = False
+
+    def __post_init__(self) -> None:
+        if self.tuned and (self.decode is not None or self.mixed is not None):
+            raise impossible(
+                "ladder.tuned", True, "leave ladder.decode and ladder.mixed out: they were measured"
+            )
 
 
 @dataclass

@@ -5,7 +5,7 @@ Its programs are a *sum* over axes: decode rungs (as many tokens as sequences) p
 the next power of two.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -19,10 +19,17 @@ class Rung:
     def __str__(self) -> str:
         return f"{self.tokens}x{self.sequences}"
 
+    def holds(self, tokens: int, sequences: int) -> bool:
+        """Whether a batch of `tokens` tokens of `sequences` sequences fits."""
+        return self.tokens >= tokens and self.sequences >= sequences
+
 
 @dataclass(frozen=True)
 class Ladder:
-    """Rungs in ascending order of cost; a batch takes the first that holds it."""
+    """Rungs in ascending order of cost; a batch takes the first that holds it.
+
+    The size stands for the cost where nothing was measured; `by_cost` orders by measured costs.
+    """
 
     rungs: tuple[Rung, ...]
 
@@ -33,7 +40,7 @@ class Ladder:
             ValueError: none does; the last rung must hold the greatest schedulable batch.
         """
         for index, rung in enumerate(self.rungs):
-            if rung.tokens >= tokens and rung.sequences >= sequences:
+            if rung.holds(tokens, sequences):
                 return index
         raise ValueError(
             f"no rung of {[str(rung) for rung in self.rungs]} holds {tokens} tokens of "
@@ -71,6 +78,21 @@ def ladder(
     rungs = {Rung(size, size) for size in decode_sizes}
     rungs |= {Rung(size, sequences) for size in mixed_sizes | {tokens}}
     return Ladder(tuple(sorted(rungs)))
+
+
+def by_cost(costs: Mapping[Rung, float]) -> Ladder:
+    """A ladder whose batches take the cheapest rung that holds them.
+
+    A rung is left out where another holds as much and costs no more: it would only be compiled.
+
+    Args:
+        costs: of an iteration on each rung, in any unit; of equal ones the smaller rung is taken.
+    """
+    useful: list[Rung] = []
+    for rung in sorted(costs, key=lambda rung: (costs[rung], rung)):
+        if not any(cheaper.holds(rung.tokens, rung.sequences) for cheaper in useful):
+            useful.append(rung)
+    return Ladder(tuple(useful))
 
 
 def _doubling(start: int, stop: int) -> list[int]:

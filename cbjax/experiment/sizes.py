@@ -6,6 +6,7 @@ from cbjax.config import RunConfig
 from cbjax.core.ladder import Ladder, ladder
 from cbjax.core.policy import Policy
 from cbjax.engine.sizing import limits_for
+from cbjax.engine.tuning import ladder_within, tuned
 
 
 def sizes_of(config: RunConfig) -> dict[str, Any]:
@@ -31,15 +32,18 @@ def ladder_of(config: RunConfig, policy: Policy, max_length: int) -> Ladder | No
         max_length: most tokens of a sequence, which bounds them where there is no budget.
 
     Raises:
-        ValueError: a size below 1.
+        ValueError: a size below 1, or a tuned ladder that nobody has tuned.
     """
     wanted = config.ladder
-    if wanted.decode is None and wanted.mixed is None:
+    if wanted.decode is None and wanted.mixed is None and not wanted.tuned:
         return None
     limits = limits_for(
         policy, block_size=config.kv.block_size, num_blocks=1, max_length=max_length,
         iteration_tokens=config.iteration_tokens, window=config.window,
     )
+    if wanted.tuned:
+        costs = tuned(config.model.source, config.model.dtype, config.model.attention)
+        return ladder_within(costs, limits.tokens, limits.seats)
     return ladder(
         limits.tokens, limits.seats, decode=_up_to(limits.seats, wanted.decode),
         mixed=_up_to(limits.tokens, wanted.mixed),
