@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 import cbjax
+from cbjax.config import experiments
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -42,6 +43,15 @@ def test_links_lead_somewhere(page):
             titles = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.MULTILINE)
             words = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
             assert anchor in words, f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_run_names_an_experiment_that_is_there(page):
+    text = page.read_text(encoding="utf-8")
+    known = {*experiments(), *re.findall(r"`configs/experiment/(\w+)\.yaml`:", text)}
+    for settings in re.findall(r"python -m cbjax\.run +([^`#\n]+)", text):
+        named = re.search(r"\+experiment=(\w+|\.\.\.)", settings)
+        assert named and named[1] in {*known, "..."}, f"{page.name}: {settings}"
 
 
 def test_every_page_is_linked():
