@@ -100,19 +100,19 @@ def batch_of(tokens: int, sequences: int, decode: bool) -> IterationBatch:
     return IterationBatch(sampled=jnp.arange(sequences) < used, **arrays)
 
 
-def multiply(config: ModelConfig, layers: dict, x: jax.Array, form=product) -> jax.Array:
+def multiply(config: ModelConfig, layers: dict, x: jax.Array) -> jax.Array:
     """The products of all layers, each fed by the one before; nothing else."""
     heads, groups, dim = config.num_heads, config.num_kv_heads, config.head_dim
 
     def body(x, at):
         index, slices = at
         one = {n: OneOf(layers[n], index) if n not in slices else slices[n] for n in MATRICES}
-        fused = form(x, one["qkv"]).reshape(len(x), -1, dim)
+        fused = product(x, one["qkv"]).reshape(len(x), -1, dim)
         q, k, v = jnp.split(fused, (heads, heads + groups), axis=1)
         mixed = q.reshape(len(x), groups, -1, dim) + (k + v)[:, :, None]
-        y = form(mixed.reshape(len(x), -1), one["output"])
-        gate, up = jnp.split(form(y, one["gate_up"]), 2, axis=-1)
-        return form(gate + up, one["down"]), None
+        y = product(mixed.reshape(len(x), -1), one["output"])
+        gate, up = jnp.split(product(y, one["gate_up"]), 2, axis=-1)
+        return product(gate + up, one["down"]), None
 
     stacked = {name: layers[name] for name in MATRICES if not isinstance(layers[name], tuple)}
     return jax.lax.scan(body, x, (jnp.arange(config.num_layers), stacked))[0]

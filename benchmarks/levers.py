@@ -3,8 +3,8 @@
     python -m benchmarks.levers forms [model] [--rows 1 8 16 32 256] [--repeats 9]
     python -m benchmarks.levers settings [model] [--rounds 2] [--cases 8 32 0]
 
-`forms` times the products of all layers, each fed by the one before, written in several ways, in
-turn within one process. `settings` starts `benchmarks.breakdown` under several environments, in
+`forms` times the products of all layers, one after another, written in several ways, in turn within
+one process. `settings` starts `benchmarks.breakdown` under several environments, in
 turn, as compiler flags and the allocator's settings hold for a process; its figure is the share
 `execute` (forward and sampling). Medians; CPU seconds first, as others may use the machine.
 """
@@ -25,10 +25,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from benchmarks.breakdown import MATRICES, in_turn, multiply
+from benchmarks.breakdown import MATRICES, in_turn
 from cbjax.models import load_model
 from cbjax.models.layers import product
-from cbjax.models.layout import OneOf
 
 CHUNK = 96  # rows of a matrix that stay in a core's second cache while all tokens meet them
 SETTINGS = {
@@ -40,15 +39,6 @@ SETTINGS = {
         "MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
     },
 }
-
-
-def _on_matrix(function: Callable) -> Callable:
-    """A form for a matrix, as a form for `OneOf` matrices as well."""
-
-    def form(x, weight):
-        return weight.apply(function, x) if isinstance(weight, OneOf) else function(x, weight)
-
-    return form
 
 
 def _weight_first(x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -72,30 +62,32 @@ def _row_by_row(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def forms(model, rows: list[int], repeats: int) -> None:
-    """Print CPU and wall time of the products, form by form."""
-    layers = model.weights["layers"]
-    turned = {name: jax.tree.map(lambda w: jnp.swapaxes(w, -1, -2), layers[name])
-              for name in MATRICES}
+    """Print CPU and wall time of one pass over the layers' matrices, form by form."""
+    layers = {name: tuple(model.weights["layers"][name]) for name in MATRICES}
+    turned = {name: tuple(w.T.copy() for w in one) for name, one in layers.items()}
     ways = {
         "x @ W.T (as it is)": (product, layers),
-        "(W @ x.T).T": (_on_matrix(_weight_first), layers),
-        "x @ V, V stored [in, out]": (_on_matrix(_stored_in_out), turned),
-        "matrix-vector, chunks in cache": (_on_matrix(_row_by_row), layers),
+        "(W @ x.T).T": (_weight_first, layers),
+        "x @ V, V stored [in, out]": (_stored_in_out, turned),
+        "matrix-vector, chunks in cache": (_row_by_row, layers),
     }
-    print(f"{'form':34}" + "".join(f"{n:>8} rows (wall)" for n in rows))
-    cells = defaultdict(list)
     for n in rows:
-        x = jnp.full((n, model.config.hidden_size), 0.01)
-        here = {name: way for name, way in ways.items() if n <= 32 or way[0] is not _row_by_row}
-        calls = [
-            partial(jax.jit(partial(multiply, model.config, form=form)), given, x)
-            for form, given in here.values()
-        ]
+        x = {
+            name: jnp.full((n, one[0].shape[1]), 0.01) for name, one in layers.items()
+        }
+        here = {name: way for name, way in ways.items() if n <= 8 or way[0] is not _row_by_row}
+        calls = [partial(_pass, jax.jit(form), given, x) for form, given in here.values()]
+        print(f"{n} rows")
         for name, times in zip(here, in_turn(calls, repeats), strict=True):
             cpu, wall = (statistics.median(column) for column in zip(*times, strict=True))
-            cells[name].append(f"{cpu * 1e3:8.1f} ({wall * 1e3:8.1f})")
-    for name, line in cells.items():
-        print(f"{name:34}" + "".join(line), flush=True)
+            print(f"  {name:34}{cpu * 1e3:8.1f} CPU ms{wall * 1e3:8.1f} wall ms", flush=True)
+
+
+def _pass(form: Callable, given: dict[str, tuple], x: dict[str, jax.Array]) -> list[jax.Array]:
+    # One at a time, as a layer waits for the one before.
+    return [
+        jax.block_until_ready(form(x[name], weight)) for name in MATRICES for weight in given[name]
+    ]
 
 
 def settings(model: str, rounds: int, cases: list[int], repeats: int) -> None:

@@ -12,13 +12,14 @@ what else happens on the machine meets all of them. docs/performance.md has the 
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from importlib import import_module
 from itertools import product
 from pathlib import Path
 
 from benchmarks.peers import weights, workload
-from benchmarks.peers.measure import Peer, PeerFailed
+from benchmarks.peers.measure import Peer, PeerFailed, Run
 from benchmarks.peers.table import markdown, row
 from cbjax.cache import cache_dir
 from cbjax.models.gguf_file import open_gguf
@@ -61,17 +62,14 @@ def main() -> None:
         print(f"\n{', '.join(f'{key} {value}' for key, value in case.items())}", flush=True)
         peers = _start({k: v for k, v in pythons.items() if v}, case, options)
         try:
-            _serve(peers, asked, sequences, options.repeats)
+            for peer, run in _serve(peers, asked, sequences, options.repeats):
+                kept.append(case | dict(peer=peer, **asdict(run)))
+                options.out.write_text(json.dumps(kept))
         finally:
             for one in peers:
                 one.stop()
         ours = next((one.runs for one in peers if one.name == "ours"), [])
         print(markdown([row(one.name, one.runs, ours) for one in peers if one.runs]), flush=True)
-        kept += [
-            case | dict(peer=one.name, run=at, **asdict(run))
-            for one in peers for at, run in enumerate(one.runs)
-        ]
-        options.out.write_text(json.dumps(kept))
     print(f"\nrows: {options.out}")
 
 
@@ -94,7 +92,9 @@ def _start(pythons: dict[str, Path], case: dict, options: argparse.Namespace) ->
     return peers
 
 
-def _serve(peers: list[Peer], asked: list, sequences: int, repeats: int) -> None:
+def _serve(
+    peers: list[Peer], asked: list, sequences: int, repeats: int
+) -> Iterator[tuple[str, Run]]:
     """Warm up, then serve in turn; one that fails is out, and the others go on."""
     rounds = [workload.warm_up(asked, sequences)] + [asked] * repeats
     failed: list[Peer] = []
@@ -108,8 +108,12 @@ def _serve(peers: list[Peer], asked: list, sequences: int, repeats: int) -> None
                 print(f"{one.name}: failed: {error}", flush=True)
                 failed.append(one)
             else:
+                name = f"run {at}" if at else "warm-up"
+                spent = f"{run.wall_s:.1f} s wall, {run.cpu_s:.1f} s CPU"
+                print(f"{one.name}: {name}, {spent}", flush=True)
                 if at:
                     one.runs.append(run)
+                    yield one.name, run
 
 
 def _options() -> argparse.Namespace:
