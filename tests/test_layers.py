@@ -40,6 +40,10 @@ BELOW = {
         "cbjax.simulate", "cbjax.workload", "cbjax.metrics", "cbjax.results", "cbjax.report",
         "cbjax.capacity", "cbjax.flags", "cbjax.hardware",
     },
+    "cbjax.tune": {
+        "cbjax.config", "cbjax.core", "cbjax.engine", "cbjax.metrics", "cbjax.models",
+        "cbjax.policies", "cbjax.workload",
+    },
     "cbjax.run": {"cbjax.hardware", "cbjax.config", "cbjax.experiment", "cbjax.results"},
 }
 # Where a library may be imported; one that is not listed may be anywhere.
@@ -47,11 +51,10 @@ ONLY_IN = {
     "hydra": {"cbjax.config"},
     "omegaconf": {"cbjax.config"},
     "matplotlib": {"cbjax.report"},
-    "rich": {"cbjax.report", "cbjax.run", "cbjax.parity", "cbjax.roofline"},
+    "rich": {"cbjax.report", "cbjax.run", "cbjax.parity", "cbjax.roofline", "cbjax.tune"},
     "polars": {
         "cbjax.metrics", "cbjax.results", "cbjax.report", "cbjax.experiment", "cbjax.roofline",
-        "cbjax.collect",
-        "cbjax.simulate", "cbjax.workload",
+        "cbjax.collect", "cbjax.simulate", "cbjax.tune", "cbjax.workload",
     },
     "flax": {"cbjax.models"},
     "tokenizers": {"cbjax.models"},

@@ -73,7 +73,7 @@ def serve(
         progress: `(label, done, total)` after each iteration that ended a request.
     """
     due, clock = Due(workload), server.clock
-    ended = 0
+    ended, done_s = 0, clock.now()
     while due or server.alive:
         now = clock.now()
         for scheduled, request in due.take(now, server.alive):
@@ -85,16 +85,19 @@ def serve(
             )
         if not server.alive:
             clock.wait_until(now if due.next_s is None else due.next_s)
+            done_s = clock.now()
             continue
         server.expect(bool(due))
         turn = server.turn()
-        for request_id, end_s in record(turn, recorder):
+        for request_id, end_s in record(turn, recorder, done_s):
             due.ended(request_id, end_s)
             ended += 1
         if progress:
             progress("requests", ended, len(workload))
+        done_s = turn.step.done_s
         if turn.step.rung is None:
             _wait(clock, turn.step, due.next_s)
+            done_s = clock.now()
 
 
 def _wait(clock: Clock, step: Step, next_arrival: float | None) -> None:
@@ -107,14 +110,20 @@ def _wait(clock: Clock, step: Step, next_arrival: float | None) -> None:
         clock.wait_until(min(moments))
 
 
-def record(turn: Turn, recorder: Recorder) -> list[tuple[int, float]]:
-    """Tell the recorder of one turn; returns which requests ended in it, and when."""
+def record(turn: Turn, recorder: Recorder, before_s: float) -> list[tuple[int, float]]:
+    """Tell the recorder of one turn; returns which requests ended in it, and when.
+
+    Args:
+        turn: what happened.
+        recorder: receives it.
+        before_s: when the turn before was done, or the wait after it: all since then was host work.
+    """
     step = turn.step
     for request_id in step.entered:
         recorder.visible(request_id, step.begun_s)
     for request_id, refusal in step.refused:
         recorder.refused(request_id, step.begun_s, f"{refusal.word}: {refusal.sentence}")
-    event = _event(turn)
+    event = _event(turn, before_s)
     recorder.iteration(event)
     for request_id, reason, error in turn.ended:
         recorder.ended(request_id, step.told_s, reason, error)
@@ -125,7 +134,7 @@ def record(turn: Turn, recorder: Recorder) -> list[tuple[int, float]]:
     ]
 
 
-def _event(turn: Turn) -> IterationEvent:
+def _event(turn: Turn, before_s: float) -> IterationEvent:
     step, plan = turn.step, turn.step.plan
     emitted, rung = step.emitted, step.rung
     grants = [
@@ -148,7 +157,7 @@ def _event(turn: Turn) -> IterationEvent:
     finished = [(request_id, reason) for request_id, reason in ends if request_id not in apart]
     return IterationEvent(
         start_s=step.start_s, duration_s=step.end_s - step.start_s, told_s=step.told_s,
-        host_s=(step.start_s - step.begun_s) + (step.done_s - step.end_s),
+        host_s=(step.start_s - before_s) + (step.done_s - step.end_s),
         rung="" if rung is None else str(rung), rung_tokens=0 if rung is None else rung.tokens,
         computed=rung is not None, extra_tokens=int(plan.extra_tokens),
         grants=grants, admitted=step.ids(plan.admitted), cached=cached,
