@@ -191,10 +191,9 @@ def seconds_of(work) -> tuple[float, np.ndarray]:
 
 
 def numbers_of(seats: int, kind: str) -> tuple[Limits, System]:
-    """Static limits and numbers of a system: ample KV for a "steady" stream, scarce otherwise."""
-    per_request = -(-(MEAN_PROMPT + MEAN_OUTPUT) // BLOCK_SIZE)
-    share = {"steady": 3.0, "pressure": 0.5}[kind]
-    num_blocks = max(int(seats * per_request * share), MAX_LENGTH // BLOCK_SIZE)
+    """Limits and numbers of a system: KV for all in a "steady" stream, else half of the mean."""
+    longest, mean = MAX_LENGTH // BLOCK_SIZE, -(-(MEAN_PROMPT + MEAN_OUTPUT) // BLOCK_SIZE)
+    num_blocks = {"steady": seats * longest, "pressure": max(seats * mean // 2, longest)}[kind]
     limits = Limits(
         seats=seats, window=WINDOW, tokens=BUDGET, blocks=num_blocks,
         blocks_per_sequence=MAX_LENGTH // BLOCK_SIZE, inbox=INBOX,
