@@ -245,8 +245,8 @@ def _decision(view: View, progress: Progress, made: _Made):
         requeue=jnp.where(made.in_pool, int(Requeue.SWAP_OUT_END), int(Requeue.END)),
         swap_in=swap_in, run_order=made.service, shared=made.shared,
         limited_by=why_waiting(
-            view, waits, queue_keys(view, waits), room_made=jnp.any(preempt), closed=made.closed,
-            stop=made.stop, left=made.left,
+            view, waits, queue_keys(view, view.waiting), room_made=jnp.any(preempt),
+            closed=made.closed, stop=made.stop, left=made.left,
         ),
     )
     # What comes back from the host pool has to be registered from its start.

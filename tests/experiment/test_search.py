@@ -1,7 +1,5 @@
 """The search of a capacity as a study: its runs are the loads tried, kept and found again."""
 
-import time
-
 import pytest
 
 import cbjax
@@ -87,15 +85,13 @@ def test_several_seeds_give_an_interval(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_hour_of_azure_for_three_policies_takes_less_than_two_minutes(tmp_path):
-    """19,366 requests a load; seconds that this process computes, compilation included."""
+def test_an_hour_of_azure_for_three_policies(tmp_path):
+    """19,366 requests a load, all of them accounted for."""
     path = real("azure2023/AzureLLMInferenceTrace_conv.csv")
-    begun = time.process_time()
     result = cbjax.run_experiment(cbjax.load_config("capacity", [
         "policy=orca,vllm,sglang", "workload=azure_conv", f"workload.path={path}",
         "workload.num_requests=null", "study.figures=none", f"results_dir={tmp_path}",
     ]))
-    assert time.process_time() - begun < 120
     found = capacities(read_capacity(result.folder))
     assert sorted(found["policy"]) == ["orca", "sglang", "vllm"]
     assert (found["capacity"] > 0).all()
