@@ -38,6 +38,7 @@ import numpy as np
 from cbjax import policies
 from cbjax.core.limits import system
 from cbjax.core.sizing import limits_for
+from cbjax.machine import cores
 from cbjax.simulate import (
     Setting,
     Simulated,
@@ -46,7 +47,6 @@ from cbjax.simulate import (
     simulate_many,
     stream_of_columns,
 )
-from cbjax.simulate.sweep import cores
 
 ON_ALL_CORES = "--on-all-cores"
 SEATS, BUDGET, BLOCKS, BLOCK_SIZE, LONGEST = 128, 512, 2000, 16, 3000

@@ -6,13 +6,14 @@ file, and a figure. Nothing is measured. In Python: `cbjax.hardware`.
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from cbjax import hardware
-from cbjax.config.errors import ConfigError, impossible, nearest, require_at_least
+from cbjax.config.errors import impossible, require_at_least
+from cbjax.config.words import read_words
 from cbjax.hardware import models, roofline
 
 WRONG = 2
@@ -81,20 +82,7 @@ def read(arguments: Sequence[str]) -> Question:
     Raises:
         ConfigError: an unknown key, a value of the wrong type, or no hardware or model.
     """
-    known = {field.name: field for field in fields(Question)}
-    given: dict[str, Any] = {}
-    for word in arguments:
-        key, equals, text = word.partition("=")
-        if not equals or key not in known:
-            raise ConfigError(f"{word!r}: {nearest(key, known)} Write key=value.")
-        kind, default = known[key].type, known[key].default
-        try:
-            if isinstance(default, tuple):
-                given[key] = tuple(int(value) for value in text.split(","))
-            else:
-                given[key] = kind(text) if kind in (int, float) else text
-        except ValueError:
-            raise impossible(key, text, "give a number, or several with commas") from None
+    given = read_words(Question, arguments)
     for key, names in (("hardware", hardware.names()), ("model", models.names())):
         if key not in given:
             raise impossible(key, None, f"choose one of {', '.join(names)}")

@@ -7,10 +7,10 @@ them in the user's cache folder, where `ladder=tuned` finds them. In Python: `cb
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
-from cbjax.config.errors import ConfigError, impossible, nearest, require_at_least, require_one_of
+from cbjax.config.errors import impossible, require_at_least, require_one_of
+from cbjax.config.words import read_words
 
 WRONG = 2
 USAGE = """\
@@ -60,31 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(USAGE)
         return 0
     try:
-        _answer(read(arguments))
+        _answer(Question(**read_words(Question, arguments)))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return WRONG
     return 0
-
-
-def read(arguments: Sequence[str]) -> Question:
-    """`key=value` words as a question.
-
-    Raises:
-        ConfigError: an unknown key, or a value of the wrong type.
-    """
-    known = {field.name: field for field in fields(Question)}
-    given: dict[str, Any] = {}
-    for word in arguments:
-        key, equals, text = word.partition("=")
-        if not equals or key not in known:
-            raise ConfigError(f"{word!r}: {nearest(key, known)} Write key=value.")
-        kind = type(known[key].default)
-        try:
-            given[key] = kind(text) if kind in (int, float) else text
-        except ValueError:
-            raise impossible(key, text, "give a number") from None
-    return Question(**given)
 
 
 def typical_batches(question: Question, requests: int = 200) -> dict[tuple[int, int], float]:

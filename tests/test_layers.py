@@ -13,6 +13,7 @@ SOURCES = sorted([*(ROOT / "cbjax").rglob("*.py"), *(ROOT / "pallas_kernels").rg
 BELOW = {
     "pallas_kernels": set(),
     "cbjax.cache": set(),
+    "cbjax.machine": set(),
     "cbjax.core": set(),
     "cbjax.policies": {"cbjax.core"},
     "cbjax.flags": {"cbjax.policies"},
@@ -21,24 +22,26 @@ BELOW = {
     "cbjax.hardware": set(),
     "cbjax.workload": set(),
     "cbjax.metrics": set(),
-    "cbjax.results": {"cbjax.metrics"},
+    "cbjax.results": {"cbjax.machine", "cbjax.metrics"},
     "cbjax.capacity": {"cbjax.metrics"},
     "cbjax.report": {"cbjax.hardware", "cbjax.metrics", "cbjax.results"},
     "cbjax.collect": {"cbjax.metrics", "cbjax.report", "cbjax.results"},
     "cbjax.roofline": {"cbjax.config", "cbjax.hardware", "cbjax.report"},
     "cbjax.engine": {
-        "cbjax.cache", "cbjax.core", "cbjax.models", "cbjax.policies", "cbjax.metrics",
-        "cbjax.workload", "pallas_kernels",
+        "cbjax.cache", "cbjax.core", "cbjax.machine", "cbjax.models", "cbjax.policies",
+        "cbjax.metrics", "cbjax.workload", "pallas_kernels",
     },
-    "cbjax.simulate": {"cbjax.core", "cbjax.hardware", "cbjax.metrics", "cbjax.workload"},
+    "cbjax.simulate": {
+        "cbjax.core", "cbjax.hardware", "cbjax.machine", "cbjax.metrics", "cbjax.workload",
+    },
     "cbjax.config": {
         "cbjax.core", "cbjax.policies", "cbjax.hardware", "cbjax.metrics", "cbjax.workload",
         "cbjax.results",
     },
     "cbjax.experiment": {
-        "cbjax.cache", "cbjax.config", "cbjax.core", "cbjax.engine", "cbjax.models",
-        "cbjax.simulate", "cbjax.workload", "cbjax.metrics", "cbjax.results", "cbjax.report",
-        "cbjax.capacity", "cbjax.flags", "cbjax.hardware",
+        "cbjax.cache", "cbjax.config", "cbjax.core", "cbjax.engine", "cbjax.machine",
+        "cbjax.models", "cbjax.simulate", "cbjax.workload", "cbjax.metrics", "cbjax.results",
+        "cbjax.report", "cbjax.capacity", "cbjax.flags", "cbjax.hardware",
     },
     "cbjax.tune": {
         "cbjax.config", "cbjax.core", "cbjax.engine", "cbjax.metrics", "cbjax.models",

@@ -21,6 +21,8 @@ from cbjax.core.schedule import schedule_jit
 from cbjax.core.state import initial_state
 from cbjax.engine.compiles import compiling_anew
 from cbjax.engine.engine import Engine, Progress
+from cbjax.machine import cores, processor
+from cbjax.models.cache import replace_atomically
 
 
 @dataclass(frozen=True)
@@ -130,17 +132,15 @@ def ladder_within(costs: Mapping[Rung, float], tokens: int, seats: int) -> Ladde
 def tuned_file(source: str, dtype: str, attention: str | None) -> Path:
     """Where the tuned rungs of a model, an attention and this machine are kept."""
     device = jax.devices()[0]
-    key = json.dumps([source, dtype, attention, device.platform, device.device_kind, _processor()])
+    machine = [device.platform, device.device_kind, processor(), cores()]
+    key = json.dumps([source, dtype, attention, *machine])
     return cache_dir() / "ladders" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
 def keep(path: Path, costs: Mapping[Rung, float]) -> None:
     """Write tuned rungs, whole or not at all."""
     rows = [[rung.tokens, rung.sequences, cost] for rung, cost in costs.items()]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(rows), encoding="utf-8")
-    unfinished.replace(path)
+    replace_atomically(path, lambda made: made.write_text(json.dumps(rows), encoding="utf-8"))
 
 
 def tuned(source: str, dtype: str, attention: str | None) -> dict[Rung, float]:
@@ -167,12 +167,3 @@ def _steps(start: int, stop: int) -> set[int]:
         sizes |= {start, min(start + (start + 1) // 2, stop)}
         start *= 2
     return sizes
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ""
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[:1]} {len(names)}"

@@ -52,7 +52,7 @@ def cached_weights(
     return weights
 
 
-def replace_atomically(target: Path, fill: Callable[[Path], None]) -> None:
+def replace_atomically(target: Path, fill: Callable[[Path], object]) -> None:
     """Fill a fresh path in the folder of `target` and rename it to `target` when whole.
 
     Of two that do so at once, one wins and the other's work is dropped. What others left behind

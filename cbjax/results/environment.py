@@ -6,13 +6,12 @@ what it compiled, whether its cache was warm) is passed in by the caller, who im
 
 import os
 import platform
-import sys
 from collections.abc import Mapping
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from cbjax import __version__
+from cbjax.machine import cores, processor
 from cbjax.results.hashing import plain, source_digest
 
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "polars")
@@ -45,8 +44,8 @@ def describe_environment(
     """
     return {
         "device": device,
-        "processor": _processor(),
-        "cores": _cores(),
+        "processor": processor(),
+        "cores": cores(),
         "memory_bytes": _memory_bytes(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
@@ -70,22 +69,6 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _cores() -> int:
-    # Containers and taskset give a process fewer cores than the machine has.
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 def _memory_bytes() -> int | None:

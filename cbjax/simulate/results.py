@@ -171,13 +171,11 @@ def _columns(done: Simulated) -> dict[str, np.ndarray]:
     rows = done.iterations.astype(np.int64)
     column = {name: rows[:, place] for place, name in enumerate(log.COLUMNS)}
     computed = column["computed"] > 0
-    for name in ("preempted", "admitted"):
-        so_far = np.cumsum(column[name])[computed]
-        column[name] = np.diff(so_far, prepend=0)
-    return {
-        name: values if name in ("preempted", "admitted") else values[computed]
-        for name, values in column.items()
+    moved = {
+        name: np.diff(np.cumsum(column[name])[computed], prepend=0)
+        for name in ("preempted", "admitted")
     }
+    return {name: values[computed] for name, values in column.items()} | moved
 
 
 def _seconds(column: Mapping[str, np.ndarray], name: str) -> np.ndarray:

@@ -5,8 +5,6 @@ of it. A batch of settings is therefore the same program called once per setting
 as there are cores: nothing waits for the slowest of a batch, as it would under `vmap`.
 """
 
-import os
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -14,6 +12,7 @@ from dataclasses import dataclass, replace
 from cbjax.core.ladder import Ladder
 from cbjax.core.limits import Limits, System
 from cbjax.core.policy import Policy
+from cbjax.machine import cores
 from cbjax.simulate.simulate import Progress, Simulated, simulate
 from cbjax.simulate.stream import Stream, stream_of
 from cbjax.simulate.work import Cost
@@ -71,13 +70,6 @@ def simulate_many(
             if progress:
                 progress("settings", len(done), len(settings))
     return done
-
-
-def cores() -> int:
-    """Cores that this process may use; containers and taskset give fewer than the machine has."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _same_size(settings: Sequence[Setting], limits: Limits) -> list[Setting]:

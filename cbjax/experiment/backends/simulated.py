@@ -16,11 +16,11 @@ from cbjax.engine.compiles import keep_compiled_programs
 from cbjax.experiment.backends import Progress, Served
 from cbjax.experiment.backends._loaded import loaded
 from cbjax.experiment.sizes import ladder_of, sizes_of
+from cbjax.machine import cores
 from cbjax.metrics import Recorder
 from cbjax.simulate import Simulated, SimulationStalled, costs, histogram, simulate
 from cbjax.simulate.replay import replay
 from cbjax.simulate.results import describe_gaps, tables
-from cbjax.simulate.sweep import cores
 from cbjax.simulate.work import Cost
 from cbjax.workload import Workload, tokenise_workload
 
